@@ -1,0 +1,24 @@
+//! A node stands for election only after it has lived through its timeout: one that was paused
+//! hears its inbox before it judges the silence.
+
+use mesh_consensus::core::Role;
+
+use super::Seen;
+
+#[derive(Default)]
+pub(super) struct ListensFirst;
+
+impl ListensFirst {
+    pub(super) fn observe(&mut self, seen: &Seen<'_>) -> Result<(), String> {
+        let Some(before) = seen.before else { return Ok(()) };
+        let stood = before.role == Role::Follower && seen.after.role != Role::Follower;
+        let (elapsed, _) = before.patience;
+        if stood && !seen.was_asked && elapsed + 1 < crate::world::ELECTION_TICKS {
+            return Err(format!(
+                "host {} stood for election {elapsed} ticks after it heard a leader",
+                seen.host
+            ));
+        }
+        Ok(())
+    }
+}

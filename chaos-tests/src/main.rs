@@ -1,0 +1,188 @@
+//! `sim` runs seeds, `replay` shows one of them, `gate` runs the mutation gate.
+
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use clap::{Parser, Subcommand};
+use mesh_chaos_tests::world::{Options, Summary, Violation, World};
+
+#[derive(Parser)]
+#[command(name = "mesh-chaos-tests", about = "The mesh in simulation, under faults")]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Runs seeds and checks every promise; exits 1 if one is broken.
+    Sim {
+        /// How many seeds.
+        #[arg(long, default_value_t = 1000)]
+        seeds: u64,
+        /// The first one.
+        #[arg(long, default_value_t = 0)]
+        from: u64,
+        /// Stop after so many minutes.
+        #[arg(long)]
+        minutes: Option<u64>,
+        /// How many at once; all cores by default.
+        #[arg(long)]
+        jobs: Option<usize>,
+        /// Go on after a violation, up to so many.
+        #[arg(long, default_value_t = 1)]
+        violations: usize,
+    },
+    /// Runs one seed and prints everything that happened.
+    Replay {
+        /// Which one.
+        seed: u64,
+    },
+}
+
+fn main() -> ExitCode {
+    // A panic inside a simulated node is caught and judged; its words come with the violation.
+    std::panic::set_hook(Box::new(|_| {}));
+    match Args::parse().command {
+        Command::Sim { seeds, from, minutes, jobs, violations } => {
+            sim(from, seeds, minutes, jobs.unwrap_or_else(cores), violations)
+        }
+        Command::Replay { seed } => replay(seed),
+    }
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+#[derive(Default)]
+struct Totals {
+    seeds: u64,
+    turns: u64,
+    faults: u64,
+    acked: u64,
+    reads: u64,
+    time: u64,
+}
+
+impl Totals {
+    fn add(&mut self, summary: &Summary) {
+        self.seeds += 1;
+        self.turns += summary.turns;
+        self.faults += summary.faults;
+        self.acked += summary.acked;
+        self.reads += summary.reads;
+        self.time += summary.time;
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "measures how fast the simulator is")]
+fn sim(from: u64, seeds: u64, minutes: Option<u64>, jobs: usize, most: usize) -> ExitCode {
+    let began = Instant::now();
+    let deadline = minutes.map(|minutes| began + Duration::from_secs(60 * minutes));
+    let next = AtomicU64::new(from);
+    let stop = AtomicBool::new(false);
+    let (sender, results) = mpsc::sync_channel::<Result<Summary, Box<Violation>>>(64);
+    let mut totals = Totals::default();
+    let mut found = Vec::new();
+    std::thread::scope(|scope| {
+        for _ in 0..jobs.max(1) {
+            let (sender, next, stop) = (sender.clone(), &next, &stop);
+            scope.spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= from.saturating_add(seeds) {
+                        break;
+                    }
+                    if sender.send(World::new(seed, Options::default()).run()).is_err() {
+                        break;
+                    }
+                }
+            });
+        }
+        drop(sender);
+        let mut shown = began;
+        for result in &results {
+            match result {
+                Ok(summary) => totals.add(&summary),
+                Err(violation) => {
+                    eprintln!("\r{violation}\n");
+                    found.push(violation.seed);
+                    totals.seeds += 1;
+                }
+            }
+            let now = Instant::now();
+            let late = deadline.is_some_and(|deadline| now > deadline);
+            if found.len() >= most || late {
+                stop.store(true, Ordering::Relaxed);
+            }
+            if now.duration_since(shown) > Duration::from_millis(500) {
+                shown = now;
+                progress(&totals, seeds, began.elapsed(), jobs);
+            }
+        }
+    });
+    summary(&totals, &found, began.elapsed(), jobs);
+    if found.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn progress(totals: &Totals, seeds: u64, elapsed: Duration, jobs: usize) {
+    if std::io::stderr().is_terminal() {
+        let rate = totals.seeds as f64 / elapsed.as_secs_f64();
+        let left = Duration::from_secs_f64((seeds - totals.seeds) as f64 / rate.max(0.001));
+        eprint!(
+            "\r{} of {seeds} seeds, {rate:.1}/s on {jobs} cores, {} s left   ",
+            totals.seeds,
+            left.as_secs()
+        );
+        let _ = std::io::stderr().flush();
+    }
+}
+
+fn summary(totals: &Totals, found: &[u64], elapsed: Duration, jobs: usize) {
+    let rate = totals.seeds as f64 / elapsed.as_secs_f64();
+    if std::io::stderr().is_terminal() {
+        eprint!("\r{:60}\r", "");
+    }
+    println!(
+        "{} seeds in {:.1} s: {rate:.1} seeds/s, {:.1} per core",
+        totals.seeds,
+        elapsed.as_secs_f64(),
+        rate / jobs as f64
+    );
+    println!(
+        "{} simulated hours, {} faults, {} turns, {} writes acknowledged, {} reads",
+        totals.time / 3_600_000_000,
+        totals.faults,
+        totals.turns,
+        totals.acked,
+        totals.reads
+    );
+    match found {
+        [] => println!("no promise was broken"),
+        seeds => println!("BROKEN by seeds {seeds:?}"),
+    }
+}
+
+fn replay(seed: u64) -> ExitCode {
+    let options = Options { keep_trace: true, ..Options::default() };
+    match World::new(seed, options).run() {
+        Ok(summary) => {
+            for line in &summary.lines {
+                println!("{line}");
+            }
+            println!("seed {seed} broke no promise: trace {:016x}", summary.trace);
+            ExitCode::SUCCESS
+        }
+        Err(violation) => {
+            for line in &violation.lines {
+                println!("{line}");
+            }
+            eprintln!("{violation}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! The binary, as a person or a script meets it.
+
+use std::fs::File;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+fn command() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_mesh"));
+    command.env_remove("NO_COLOR").env_remove("CLICOLOR_FORCE").stdin(Stdio::null());
+    command
+}
+
+fn mesh(line: &str) -> Output {
+    command().args(line.split_whitespace()).output().expect("mesh starts")
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).expect("mesh writes UTF-8")
+}
+
+/// The three lines of an error, without their labels.
+fn error_of(output: &Output) -> [String; 3] {
+    let lines: Vec<&str> = text(&output.stderr).lines().collect();
+    let [error, cause, hint] = lines[..] else { panic!("not three lines: {lines:?}") };
+    [(error, "error: "), (cause, "cause: "), (hint, "try:   ")]
+        .map(|(line, label)| line.strip_prefix(label).expect("each line has its label").to_owned())
+}
+
+#[test]
+fn version_says_which_release_and_level_this_is() {
+    let output = mesh("--version");
+    let version = env!("CARGO_PKG_VERSION");
+    assert!(text(&output.stdout).starts_with(&format!("mesh {version} (level ")));
+    assert!(output.status.success());
+
+    let item: Value = serde_json::from_slice(&mesh("--version --json").stdout).unwrap();
+    assert_eq!(item["item"]["version"], version);
+    assert!(item["item"]["level"].is_u64());
+}
+
+#[test]
+fn help_shows_examples_and_only_commands_that_exist() {
+    for line in ["--help", "help", "-h"] {
+        let output = mesh(line);
+        let help = text(&output.stdout);
+        assert!(output.status.success() && output.stderr.is_empty());
+        assert!(help.contains("Examples:") && help.contains("completions"), "{help}");
+        assert!(!help.contains("\n  init"), "{help}");
+    }
+}
+
+#[test]
+fn the_bare_command_prints_help_and_is_a_usage_error() {
+    let output = mesh("");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("Usage: mesh"));
+    assert!(output.stdout.is_empty());
+}
+
+#[test]
+fn an_unknown_command_is_explained_with_the_nearest_known_one() {
+    let output = mesh("completion bash");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(output.stdout.is_empty());
+    let [error, cause, hint] = error_of(&output);
+    assert_eq!(error, "there is no command \"completion\"");
+    assert!(cause.ends_with("has these: completions, help"), "{cause}");
+    assert_eq!(hint, "mesh completions");
+    assert_eq!(error_of(&mesh("zzz"))[2], "mesh --help");
+}
+
+#[test]
+fn a_command_of_a_later_version_is_said_to_be_one() {
+    for name in ["init", "join mesh1abc", "submit job.toml", "demo", "help demo"] {
+        let output = mesh(name);
+        assert_eq!(output.status.code(), Some(2), "{name}");
+        let [error, _, hint] = error_of(&output);
+        assert!(error.starts_with("there is no command"), "{error}");
+        assert!(hint.contains("cannot do this yet") && hint.contains("README.md"), "{hint}");
+    }
+}
+
+#[test]
+fn a_mistake_is_json_where_json_was_asked_for() {
+    for line in ["--json", "--json demo", "demo --json", "completions --json", "--jsom --json"] {
+        let output = mesh(line);
+        assert_eq!(output.status.code(), Some(2), "{line}");
+        assert!(output.stderr.is_empty(), "{line}");
+        let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(answer["error"]["code"], "usage");
+        for field in ["message", "cause", "try"] {
+            assert!(!answer["error"][field].as_str().unwrap().is_empty(), "{line}: {field}");
+        }
+    }
+}
+
+#[test]
+fn every_kind_of_usage_mistake_has_three_lines() {
+    for (line, error, hint) in [
+        ("--jsom", "there is no option \"--jsom\"", "--json"),
+        ("completions", "<SHELL> is missing", "mesh --help"),
+        ("completions bahs", "\"bahs\" does not fit <SHELL>", "bash"),
+        ("completions bash zsh", "unexpected \"zsh\"", "mesh --help"),
+        (
+            "--json=yes",
+            "unexpected value 'yes' for '--json' found; no more were expected",
+            "mesh --help",
+        ),
+    ] {
+        let output = mesh(line);
+        assert_eq!(output.status.code(), Some(2), "{line}");
+        let said = error_of(&output);
+        assert_eq!([said[0].as_str(), said[2].as_str()], [error, hint], "{line}");
+    }
+}
+
+#[test]
+fn completions_are_made_for_each_shell() {
+    for (shell, sign) in
+        [("bash", "complete -F _mesh"), ("zsh", "#compdef mesh"), ("fish", "complete -c mesh")]
+    {
+        let output = mesh(&format!("completions {shell}"));
+        assert!(output.status.success());
+        assert!(text(&output.stdout).contains(sign), "{shell}");
+    }
+    let answer: Value = serde_json::from_slice(&mesh("completions fish --json").stdout).unwrap();
+    assert_eq!(answer["item"]["shell"], "fish");
+}
+
+#[test]
+fn colour_is_used_only_where_it_is_wanted() {
+    let forced = command().arg("--help").env("CLICOLOR_FORCE", "1").output().unwrap();
+    assert!(forced.stdout.contains(&0x1b));
+    let none = command().arg("--help").env("CLICOLOR_FORCE", "1").env("NO_COLOR", "1").output();
+    assert!(!none.unwrap().stdout.contains(&0x1b));
+    assert!(!mesh("--help").stdout.contains(&0x1b));
+}
+
+#[test]
+fn a_reader_that_leaves_early_is_no_failure() {
+    for line in ["--help", "--version", "completions zsh", "--json"] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let child = command().args(line.split(' ')).stdout(writer).stderr(Stdio::piped()).spawn();
+        let output = child.unwrap().wait_with_output().unwrap();
+        assert!(output.stderr.is_empty(), "{line}: {}", text(&output.stderr));
+        assert_eq!(output.status.code(), Some(if line == "--json" { 2 } else { 0 }), "{line}");
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_is_reported_instead_of_ignored() {
+    for line in ["--help", "completions bash"] {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let output = command().args(line.split(' ')).stdout(full).output().unwrap();
+        assert_eq!(output.status.code(), Some(1), "{line}");
+        assert_eq!(error_of(&output)[0], "the answer could not be written");
+    }
+}

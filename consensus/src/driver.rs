@@ -1,0 +1,743 @@
+//! The loop around the raft core, and the one safe order.
+//!
+//! ```text
+//!  events ─► admit ─► raft ─► ready?
+//!                              │ 1  a leader's messages leave, if its vote is already on disk
+//!                              │ 2  entries, snapshot and hard state are written: one sync
+//!                              │ 3  votes, acknowledgements and all other messages leave
+//!                              │ 4  committed entries are applied
+//!                              │ 5  answers and reads are given out
+//!                              └─► again, until raft has nothing more
+//! ```
+//!
+//! All events given to one [`Driver::turn`] share one sync: that is the group commit. An error is
+//! final: the node stops rather than promise what it may forget, and starts again from its disk.
+//!
+//! The state lives in memory. The log keeps a snapshot of it now and then; a restart loads that and
+//! applies the entries behind it again. So whatever a node does because of an entry must be
+//! harmless when done twice.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::admission::{Admission, NotAdmitted, vouch};
+use crate::admit::{CEILING, Ground, Refused, admit};
+use crate::command::Batch;
+use crate::core::{Core, Effects, Pace, Role};
+use crate::id::{Hash, NodeId, RaftId};
+use crate::log::{Config, ConfigChange, Entry, Log, LogError, Payload, Snapshot, Write};
+use crate::machine::{Halt, StateMachine};
+use crate::message::{Body, Message};
+use crate::planted::{Bug, Planted};
+use crate::replica::{Applied, Fact, Receipt, Rejected, Replica, Verdict};
+use crate::time::Time;
+
+/// Batches that may wait at once; more are turned away.
+pub const MAX_WAITING: usize = 4096;
+/// Reads that may wait at once; more are refused.
+pub const MAX_READS: usize = 4096;
+/// Peers that are remembered from their admission alone; past this, all are forgotten.
+pub const MAX_INTRODUCED: usize = 1024;
+
+/// What happens to a node.
+#[derive(Debug)]
+pub enum Event {
+    /// Ticks of raft's clock have passed. However many were missed, raft sees one.
+    Tick {
+        /// How many.
+        passed: u32,
+    },
+    /// A message arrived over a connection that proved to be `from`'s.
+    Received {
+        /// Who sent it.
+        from: NodeId,
+        /// What it says.
+        message: Message,
+    },
+    /// A batch to be agreed on: this node's own, or that of one who cannot speak for itself yet.
+    /// Submitting it again is harmless, and is how it gets through when a leader was lost with it.
+    Submit(Batch),
+    /// A linearizable read: answered once this node has applied what was committed before now.
+    Read {
+        /// The caller's own name for it.
+        token: u64,
+    },
+    /// The leader should change who votes.
+    Change(ConfigChange),
+    /// The leader should hand over.
+    Transfer(RaftId),
+    /// A peer shows that it belongs.
+    Introduced(Vec<Admission>),
+}
+
+/// Where messages go. What is handed over is already safe to send.
+pub trait Outbox {
+    /// Sends `message`, or loses it.
+    fn send(&mut self, to: NodeId, message: Message);
+}
+
+/// What became of a batch that was submitted here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    /// Who wrote it.
+    pub author: NodeId,
+    /// The batch's number.
+    pub sequence: u64,
+    /// Its receipt, or why it does not count.
+    pub result: Result<Receipt, Rejected>,
+}
+
+/// What came of a turn, besides messages. All of it is durable.
+#[derive(Debug, Default)]
+#[must_use]
+pub struct Turn {
+    /// Entries applied, in order.
+    pub applied: Vec<Applied>,
+    /// Batches submitted here that have an answer.
+    pub answers: Vec<Answer>,
+    /// Batches that were turned away, because too many wait: author and number.
+    pub busy: Vec<(NodeId, u64)>,
+    /// Reads that may be answered from the replica as it is now.
+    pub reads: Vec<u64>,
+    /// Reads that nobody answered in time: ask again, under a new token.
+    pub lost_reads: Vec<u64>,
+    /// A leader's snapshot was installed at this index.
+    pub installed: Option<u64>,
+    /// This node took a snapshot: index and digest.
+    pub snapshots: Vec<(u64, Hash)>,
+    /// Messages that were not heard.
+    pub refused: Vec<(NodeId, Refused)>,
+    /// Introductions that proved nothing.
+    pub not_admitted: Vec<NotAdmitted>,
+    /// A snapshot that this version cannot read: what to install.
+    pub too_old: Option<Halt>,
+}
+
+/// Why a node stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum Stop {
+    /// Its log failed.
+    #[error(transparent)]
+    Log(#[from] LogError),
+    /// It must not go on.
+    #[error(transparent)]
+    Halt(#[from] Halt),
+}
+
+/// How a driver is set up.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// How raft is paced.
+    pub pace: Pace,
+    /// Where election timeouts and read numbers come from. Must differ from start to start, except
+    /// in a simulation.
+    pub seed: u64,
+    /// Members that a newcomer was told of when it was admitted, until it has the state.
+    pub introduced: Vec<(NodeId, RaftId)>,
+    /// A bug to plant.
+    pub planted: Planted,
+}
+
+impl Settings {
+    /// The usual pace.
+    pub fn new(seed: u64) -> Self {
+        let (pace, planted) = (Pace::default(), Planted::default());
+        Self { pace, seed, introduced: Vec::new(), planted }
+    }
+}
+
+/// How far a seat is, as the leader sees it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// Whose.
+    pub seat: RaftId,
+    /// What it is known to have on disk.
+    pub matched: u64,
+    /// The tick at which it was last heard.
+    pub contact: Option<u64>,
+}
+
+/// What a node is doing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Status {
+    /// Its role.
+    pub role: Role,
+    /// Its term.
+    pub term: u64,
+    /// The leader that it knows of.
+    pub leader: Option<RaftId>,
+    /// What it has committed.
+    pub commit: u64,
+    /// The end of its log.
+    pub last_index: u64,
+    /// Ticks that it has lived.
+    pub ticks: u64,
+    /// A configuration change is in flight.
+    pub change_pending: bool,
+    /// Ticks since it last heard a leader, and how many make it stand for election.
+    pub patience: (u64, u64),
+}
+
+/// Who waits for a read that the leader has been asked about.
+#[derive(Debug, Clone, Copy)]
+enum Asker {
+    Here { token: u64 },
+    Peer { seat: RaftId, context: u64 },
+}
+
+#[derive(Debug)]
+struct PendingRead {
+    asker: Asker,
+    expires: u64,
+    /// Set once the leader has answered.
+    index: Option<u64>,
+}
+
+/// One member's part in the agreement.
+pub struct Driver<L: Log, S> {
+    core: Core<L>,
+    replica: Replica<S>,
+    blank: S,
+    settings: Settings,
+    introduced: BTreeMap<NodeId, RaftId>,
+    /// The replica that an admitted snapshot holds, until raft has taken it.
+    incoming: Option<Replica<S>>,
+    ticks: u64,
+    /// When each seat was last heard.
+    contact: BTreeMap<RaftId, u64>,
+    /// Batches that wait for their answer, by author and number.
+    waiting: BTreeSet<(NodeId, u64)>,
+    reads: BTreeMap<u64, PendingRead>,
+    next_read: u64,
+    /// When each snapshot on its way counts as lost.
+    snapshots_out: BTreeMap<RaftId, u64>,
+    fresh_until: u64,
+    /// Our own snapshot, taken while applying and not written yet.
+    unwritten: Option<Snapshot>,
+    config_at_start: Config,
+}
+
+impl<L: Log, S: StateMachine + Clone> Driver<L, S> {
+    /// Starts from a log. `blank` is an empty state machine.
+    ///
+    /// Everything that the log knows to be committed is applied in the first turn.
+    pub fn open(log: L, blank: S, settings: Settings) -> Result<Self, Stop> {
+        let identity = log.identity();
+        let mut replica = match log.snapshot()? {
+            Some(snapshot) => {
+                Replica::restore(identity.mesh, identity.epoch, &snapshot, blank.clone())?
+            }
+            None => Replica::blank(identity.mesh, identity.epoch, blank.clone()),
+        };
+        replica.plant(settings.planted);
+        let config = replica.config().clone();
+        let applied = match settings.planted.has(Bug::DoubleApply) {
+            true => (log.first_index() - 1).min(replica.index()),
+            false => replica.index(),
+        };
+        let (pace, seed, planted) = (settings.pace.clone(), settings.seed, settings.planted);
+        let core = Core::open(log, &config, applied, pace, seed, planted)?;
+        let introduced = settings.introduced.iter().copied().collect();
+        Ok(Self {
+            core,
+            replica,
+            blank,
+            introduced,
+            incoming: None,
+            ticks: 0,
+            contact: BTreeMap::new(),
+            waiting: BTreeSet::new(),
+            reads: BTreeMap::new(),
+            // The upper half tells this start from others, so a late answer finds no namesake.
+            next_read: settings.seed << 32,
+            snapshots_out: BTreeMap::new(),
+            fresh_until: 0,
+            unwritten: None,
+            config_at_start: config,
+            settings,
+        })
+    }
+
+    /// Takes events in, makes what follows from them durable, and lets it out.
+    ///
+    /// `now` is the wall clock: if this node leads, it dates the entries. After an error the driver
+    /// must not be used again.
+    pub fn turn(
+        &mut self,
+        now: Time,
+        events: impl IntoIterator<Item = Event>,
+        out: &mut impl Outbox,
+    ) -> Result<Turn, Stop> {
+        let mut turn = Turn::default();
+        for event in events {
+            match event {
+                Event::Tick { passed } => self.on_tick(passed, &mut turn),
+                Event::Received { from, message } => {
+                    self.on_message(now, from, message, out, &mut turn);
+                }
+                Event::Submit(batch) => self.on_submit(now, &batch, out, &mut turn),
+                Event::Read { token } => self.on_read(token, out, &mut turn),
+                Event::Change(change) => {
+                    self.core.propose_change(&change);
+                }
+                Event::Transfer(to) => self.core.transfer(to),
+                Event::Introduced(chain) => self.on_introduced(&chain, &mut turn),
+            }
+            self.core.check()?;
+        }
+        while self.core.has_ready() {
+            self.pump(out, &mut turn)?;
+        }
+        self.compact()?;
+        self.answer_reads(&mut turn, out);
+        Ok(turn)
+    }
+
+    /// One round of the safe order.
+    fn pump(&mut self, out: &mut impl Outbox, turn: &mut Turn) -> Result<(), Stop> {
+        let mut effects = self.core.ready();
+        self.core.check()?;
+        if self.settings.planted.has(Bug::TickInsideReady) {
+            self.core.tick();
+        }
+        if effects.early {
+            self.send(std::mem::take(&mut effects.send), out);
+        }
+        if self.settings.planted.has(Bug::AckBeforeSync) {
+            self.send(std::mem::take(&mut effects.send_after), out);
+        }
+        self.write(&effects)?;
+        self.send(std::mem::take(&mut effects.send), out);
+        self.send(std::mem::take(&mut effects.send_after), out);
+        if effects.install.is_some() {
+            self.install(turn)?;
+        }
+        for (context, index) in effects.reads.drain(..) {
+            if let Some(read) = self.reads.get_mut(&context) {
+                read.index = Some(index);
+            }
+        }
+        let committed = std::mem::take(&mut effects.committed);
+        let late = self.core.persisted(effects);
+        self.core.check()?;
+        self.send(late.send, out);
+        let drop_late = self.settings.planted.has(Bug::DropLightReady);
+        let late_committed = if drop_late { Vec::new() } else { late.committed };
+        for entry in committed.iter().chain(&late_committed) {
+            self.apply(entry, turn)?;
+        }
+        self.core.applied(self.replica.index());
+        self.core.check()?;
+        if self.core.wants_snapshot() {
+            self.core.offer_snapshot(Some(self.replica.snapshot()));
+            self.fresh_until = self.ticks + self.settings.pace.snapshot_patience;
+        }
+        Ok(())
+    }
+
+    /// Makes the effects durable, in one step.
+    ///
+    /// Every write carries the commit index as it is now. So a log that holds a configuration
+    /// change also says that the change before it is committed, and its node applies that one
+    /// before it can campaign: otherwise two configurations without a common quorum could elect.
+    fn write(&mut self, effects: &Effects) -> Result<(), LogError> {
+        if !effects.write {
+            return Ok(());
+        }
+        self.core.log_mut().write(&Write {
+            install: effects.install.as_ref(),
+            entries: &effects.entries,
+            hard_state: effects.hard_state,
+            compact: None,
+        })
+    }
+
+    fn install(&mut self, turn: &mut Turn) -> Result<(), Stop> {
+        let Some(mut replica) = self.incoming.take() else {
+            let message = "raft installed a snapshot that was never admitted".to_owned();
+            return Err(Halt::Damaged(message).into());
+        };
+        replica.plant(self.settings.planted);
+        self.replica = replica;
+        self.unwritten = None;
+        turn.installed = Some(self.replica.index());
+        for (author, sequence) in self.waiting.clone() {
+            self.answer_from_window(author, sequence, turn);
+        }
+        Ok(())
+    }
+
+    fn apply(&mut self, entry: &Entry, turn: &mut Turn) -> Result<(), Stop> {
+        let applied = self.replica.apply(entry)?;
+        match (&entry.payload, &applied.fact) {
+            (Payload::Config(change), Fact::Config(Some(config))) => {
+                let raft = self.core.apply_change(change);
+                if raft.as_ref() != Some(config) {
+                    let message = format!("raft made {raft:?} of a change to {config:?}");
+                    return Err(Halt::Damaged(message).into());
+                }
+            }
+            (_, Fact::Batch { author, sequence, verdict }) => {
+                self.on_verdict(*author, *sequence, verdict, turn);
+            }
+            _ => {}
+        }
+        if applied.index.is_multiple_of(self.settings.pace.snapshot_every) {
+            let mut snapshot = self.replica.snapshot();
+            turn.snapshots.push((snapshot.index, snapshot.digest()));
+            if self.settings.planted.has(Bug::StaleConfig) {
+                snapshot.config = self.config_at_start.clone();
+            }
+            self.unwritten = Some(snapshot);
+        }
+        turn.applied.push(applied);
+        Ok(())
+    }
+
+    fn on_verdict(&mut self, author: NodeId, sequence: u64, verdict: &Verdict, turn: &mut Turn) {
+        // A batch that somebody made up in the author's name says nothing about the real one.
+        if matches!(verdict, Verdict::Rejected(Rejected::Batch(_))) {
+            return;
+        }
+        let waits = match self.settings.planted.has(Bug::FifoAnswers) {
+            true => self.waiting.pop_first(),
+            false => self.waiting.take(&(author, sequence)),
+        };
+        if let Some((author, sequence)) = waits {
+            let result = match verdict {
+                Verdict::Counted(receipt) | Verdict::Repeated(receipt) => Ok(receipt.clone()),
+                Verdict::Rejected(rejected) => Err(rejected.clone()),
+            };
+            turn.answers.push(Answer { author, sequence, result });
+        }
+    }
+
+    /// Writes the snapshot that was taken while applying, and drops what it makes needless.
+    fn compact(&mut self) -> Result<(), Stop> {
+        let Some(snapshot) = self.unwritten.take() else {
+            return Ok(());
+        };
+        let first = (snapshot.index + 1).saturating_sub(self.settings.pace.keep);
+        let first = first.max(self.core.log().first_index());
+        let hard_state = self.core.hard_state();
+        self.core.log_mut().write(&Write {
+            hard_state,
+            compact: Some((&snapshot, first)),
+            ..Write::default()
+        })?;
+        Ok(())
+    }
+
+    fn on_tick(&mut self, passed: u32, turn: &mut Turn) {
+        self.ticks += 1;
+        // After a pause, made-up ticks would be an instant election: silence that nobody kept.
+        let times = if self.settings.planted.has(Bug::BurstTicks) { passed } else { 1 };
+        for _ in 0..times {
+            self.core.tick();
+        }
+        let lost: Vec<u64> = (self.reads.iter())
+            .filter(|(_, read)| read.expires <= self.ticks)
+            .map(|(context, _)| *context)
+            .collect();
+        for context in lost {
+            if let Some(PendingRead { asker: Asker::Here { token }, .. }) =
+                self.reads.remove(&context)
+            {
+                turn.lost_reads.push(token);
+            }
+        }
+        if self.ticks >= self.fresh_until {
+            self.core.offer_snapshot(None);
+        }
+        self.expire_snapshots();
+    }
+
+    /// raft sends nothing more to a seat that it sent a snapshot to, until it hears what became of
+    /// it. A lost one is reported here.
+    fn expire_snapshots(&mut self) {
+        if self.core.role() != Role::Leader || self.settings.planted.has(Bug::NoSnapshotReport) {
+            self.snapshots_out.clear();
+            return;
+        }
+        let deadline = self.ticks + self.settings.pace.snapshot_patience;
+        for (seat, _, waits) in self.core.progress() {
+            if !waits {
+                self.snapshots_out.remove(&seat);
+            } else if *self.snapshots_out.entry(seat).or_insert(deadline) <= self.ticks {
+                self.snapshots_out.remove(&seat);
+                self.core.report_snapshot(seat, false);
+            }
+        }
+    }
+
+    fn on_message(
+        &mut self,
+        now: Time,
+        from: NodeId,
+        message: Message,
+        out: &mut impl Outbox,
+        turn: &mut Turn,
+    ) {
+        if let Err(refused) = self.hear(now, from, &message, out, turn) {
+            turn.refused.push((from, refused));
+        }
+    }
+
+    fn hear(
+        &mut self,
+        now: Time,
+        from: NodeId,
+        message: &Message,
+        out: &mut impl Outbox,
+        turn: &mut Turn,
+    ) -> Result<(), Refused> {
+        let hard_state = self.core.hard_state();
+        let ground = Ground {
+            identity: self.core.log().identity(),
+            term: hard_state.term,
+            last_index: self.core.last_index(),
+            commit: hard_state.commit,
+            commit_term: self.core.commit_term(),
+            leader: self.core.leader(),
+            config: self.replica.config(),
+            seat: self.seat_of(from),
+            planted: self.settings.planted,
+        };
+        admit(&ground, message)?;
+        self.contact.insert(message.from, self.ticks);
+        match &message.body {
+            Body::Forward { batch } => self.on_forward(now, batch),
+            Body::Read { context } => {
+                let asker = Asker::Peer { seat: message.from, context: *context };
+                self.ask(asker, out).map(drop)
+            }
+            Body::ReadReply { context, index } => {
+                if let Some(read) = self.reads.get_mut(context) {
+                    read.index = Some(*index);
+                }
+                Ok(())
+            }
+            Body::Snapshot(snapshot) => {
+                self.try_snapshot(snapshot, turn)?;
+                self.core.step(message);
+                Ok(())
+            }
+            _ => {
+                self.core.step(message);
+                Ok(())
+            }
+        }
+    }
+
+    /// Reads a snapshot before raft may have it: nothing is persisted that a restart cannot read.
+    fn try_snapshot(&mut self, snapshot: &Snapshot, turn: &mut Turn) -> Result<(), Refused> {
+        if snapshot.index <= self.core.hard_state().commit {
+            return Ok(());
+        }
+        let (mesh, epoch) = (self.replica.mesh(), self.replica.epoch());
+        match Replica::restore(mesh, epoch, snapshot, self.blank.clone()) {
+            Ok(replica) => {
+                self.incoming = Some(replica);
+                Ok(())
+            }
+            Err(halt) => {
+                if matches!(halt, Halt::TooOld { .. }) {
+                    turn.too_old = Some(halt);
+                }
+                Err(Refused::Snapshot)
+            }
+        }
+    }
+
+    fn on_submit(&mut self, now: Time, batch: &Batch, out: &mut impl Outbox, turn: &mut Turn) {
+        let (author, sequence) = (batch.author(), batch.sequence());
+        if self.waiting.len() >= MAX_WAITING {
+            turn.busy.push((author, sequence));
+            return;
+        }
+        self.waiting.insert((author, sequence));
+        if self.answer_from_window(author, sequence, turn) {
+            return;
+        }
+        if self.core.role() == Role::Leader {
+            let taken = self.core.propose(now, batch.as_bytes());
+            if taken && self.settings.planted.has(Bug::BelieveOk) {
+                let receipt = Receipt { index: self.core.last_index(), refused: Vec::new() };
+                self.waiting.remove(&(author, sequence));
+                turn.answers.push(Answer { author, sequence, result: Ok(receipt) });
+            }
+        } else if let Some(leader) = self.core.leader() {
+            self.say(leader, Body::Forward { batch: batch.as_bytes().to_vec() }, out);
+        }
+    }
+
+    /// Answers a batch that has counted already.
+    fn answer_from_window(&mut self, author: NodeId, sequence: u64, turn: &mut Turn) -> bool {
+        let Some(receipt) = self.replica.receipt(author, sequence) else { return false };
+        let result = Ok(receipt.clone());
+        if self.waiting.remove(&(author, sequence)) {
+            turn.answers.push(Answer { author, sequence, result });
+        }
+        true
+    }
+
+    /// A peer's batch. Checked before it costs everybody a place in the log.
+    fn on_forward(&mut self, now: Time, bytes: &[u8]) -> Result<(), Refused> {
+        if self.core.role() != Role::Leader {
+            return Err(Refused::NotLeader);
+        }
+        let batch = Batch::parse(bytes).map_err(|_| Refused::Batch)?;
+        if !self.replica.machine().may_write(batch.author()) {
+            return Err(Refused::Batch);
+        }
+        batch.verify(self.replica.mesh(), self.replica.epoch()).map_err(|_| Refused::Batch)?;
+        if self.core.propose(now, bytes) { Ok(()) } else { Err(Refused::Busy) }
+    }
+
+    fn on_read(&mut self, token: u64, out: &mut impl Outbox, turn: &mut Turn) {
+        if self.settings.planted.has(Bug::LocalRead) {
+            turn.reads.push(token);
+        } else if self.ask(Asker::Here { token }, out).is_err() {
+            turn.lost_reads.push(token);
+        }
+    }
+
+    /// Asks a majority, through raft if this node leads, through the leader otherwise.
+    fn ask(&mut self, asker: Asker, out: &mut impl Outbox) -> Result<(), Refused> {
+        if self.reads.len() >= MAX_READS {
+            return Err(Refused::Busy);
+        }
+        let leads = self.core.role() == Role::Leader;
+        if !leads && matches!(asker, Asker::Peer { .. }) {
+            return Err(Refused::NotLeader);
+        }
+        let leader = self.core.leader().ok_or(Refused::NotLeader)?;
+        // A number is never used twice: an answer to an earlier question must not pass for one to
+        // this.
+        if !self.settings.planted.has(Bug::ReuseReadContext) {
+            self.next_read += 1;
+        }
+        let context = self.next_read;
+        // Long enough for a slow round trip, short enough to try the next leader soon.
+        let expires = self.ticks + 2 * self.settings.pace.election as u64;
+        self.reads.insert(context, PendingRead { asker, expires, index: None });
+        if leads {
+            self.core.read(context);
+        } else {
+            self.say(leader, Body::Read { context }, out);
+        }
+        Ok(())
+    }
+
+    fn answer_reads(&mut self, turn: &mut Turn, out: &mut impl Outbox) {
+        let applied = self.replica.index();
+        let ready: Vec<u64> = (self.reads.iter())
+            .filter(|(_, read)| match (read.index, read.asker) {
+                (None, _) => false,
+                (Some(_), Asker::Peer { .. }) => true,
+                (Some(index), Asker::Here { .. }) => index <= applied,
+            })
+            .map(|(context, _)| *context)
+            .collect();
+        for context in ready {
+            match self.reads.remove(&context) {
+                Some(PendingRead { asker: Asker::Here { token }, .. }) => turn.reads.push(token),
+                Some(PendingRead { asker: Asker::Peer { seat, context }, index, .. }) => {
+                    let index = index.unwrap_or(CEILING);
+                    self.say(seat, Body::ReadReply { context, index }, out);
+                }
+                None => {}
+            }
+        }
+    }
+
+    fn on_introduced(&mut self, chain: &[Admission], turn: &mut Turn) {
+        let machine = self.replica.machine();
+        let is_member = |id| machine.seat_of(id).is_some() || self.introduced.contains_key(&id);
+        let is_removed = |id| machine.is_removed(id);
+        let (mesh, epoch) = (self.replica.mesh(), self.replica.epoch());
+        match vouch(mesh, epoch, chain, is_member, is_removed) {
+            Ok((node, seat)) => {
+                if self.introduced.len() >= MAX_INTRODUCED {
+                    // Whoever is still needed will show its admission again.
+                    self.introduced.clear();
+                }
+                let known = self.introduced.entry(node).or_insert(seat);
+                *known = seat.max(*known);
+            }
+            Err(error) => turn.not_admitted.push(error),
+        }
+    }
+
+    fn say(&self, to: RaftId, body: Body, out: &mut impl Outbox) {
+        let identity = self.core.log().identity();
+        let (mesh, epoch, from) = (identity.mesh, identity.epoch, identity.raft_id);
+        let term = self.core.hard_state().term;
+        self.send(vec![Message { mesh, epoch, from, to, term, body }], out);
+    }
+
+    fn send(&self, messages: Vec<Message>, out: &mut impl Outbox) {
+        for message in messages {
+            if let Some(node) = self.node_at(message.to) {
+                out.send(node, message);
+            }
+        }
+    }
+
+    /// The seat that a sender holds. An admission may be newer than what we know of a member.
+    fn seat_of(&self, node: NodeId) -> Option<RaftId> {
+        let machine = self.replica.machine();
+        if machine.is_removed(node) {
+            return None;
+        }
+        machine.seat_of(node).max(self.introduced.get(&node).copied())
+    }
+
+    fn node_at(&self, seat: RaftId) -> Option<NodeId> {
+        let introduced =
+            || (self.introduced.iter()).find(|(_, at)| **at == seat).map(|(id, _)| *id);
+        self.replica.machine().node_at(seat).or_else(introduced)
+    }
+
+    /// The replicated state as applied here.
+    pub fn replica(&self) -> &Replica<S> {
+        &self.replica
+    }
+
+    /// The log underneath.
+    pub fn log(&self) -> &L {
+        self.core.log()
+    }
+
+    /// What this node is doing.
+    pub fn status(&self) -> Status {
+        let hard_state = self.core.hard_state();
+        Status {
+            role: self.core.role(),
+            term: hard_state.term,
+            leader: self.core.leader(),
+            commit: hard_state.commit,
+            last_index: self.core.last_index(),
+            ticks: self.ticks,
+            change_pending: self.core.change_pending(),
+            patience: self.core.patience(),
+        }
+    }
+
+    /// How far the others are. Empty unless this node leads.
+    pub fn progress(&self) -> Vec<Progress> {
+        if self.core.role() != Role::Leader {
+            return Vec::new();
+        }
+        let me = self.core.log().identity().raft_id;
+        (self.core.progress().into_iter())
+            .map(|(seat, matched, _)| Progress {
+                seat,
+                matched,
+                contact: match seat == me {
+                    true => Some(self.ticks),
+                    false => self.contact.get(&seat).copied(),
+                },
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,393 @@
+//! What all members agree on: parties, members, tickets, requests, names and the level.
+//!
+//! [`State`] is what the log of commands makes of itself. It owns every rule of *who may do what*
+//! and leaves to others how commands reach the log, who votes best, and what to do about it all.
+//! It is pure: mesh time comes with each command, nothing is random, and every collection has one
+//! order. So the same entries give the same bytes on every node.
+//!
+//! ```text
+//! command ─► is its kind known at this level?   level.rs, command.rs
+//!         ─► is its author a member?            member.rs
+//!         ─► did the party sign it, here?       party.rs
+//!         ─► the rules of its kind              ticket.rs member.rs request.rs name.rs level.rs
+//!         ─► done, or refused with a number     refusal.rs
+//! ```
+//!
+//! A refused command changes nothing at all. A configuration of raft is judged by `seats.rs`.
+//!
+//! A snapshot is the level, then the rest, in postcard. The level comes first so that a binary that
+//! cannot read what follows can still say which version can. Something new in the state at a new
+//! level must leave the encoding at the older levels as it is: while the level is not raised, old
+//! and new binaries sign the same digests.
+
+pub mod command;
+pub mod founding;
+pub mod level;
+pub mod member;
+pub mod name;
+pub mod party;
+pub mod refusal;
+pub mod request;
+pub mod seats;
+pub mod ticket;
+
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use mesh_consensus::command::{Command, exact};
+use mesh_consensus::id::{Epoch, Hash, NodeId, PartyId, RaftId, TicketId};
+use mesh_consensus::log::Config;
+use mesh_consensus::machine::{At, Halt, Outcome, StateMachine};
+use mesh_consensus::time::Time;
+use serde::{Deserialize, Serialize};
+
+use command::{Act, Report, kinds_at};
+use founding::{Founding, FoundingError};
+use level::Level;
+use member::Member;
+use name::Name;
+use party::{Party, check_key};
+use refusal::Refusal;
+use request::{Request, RequestId};
+use ticket::Ticket;
+
+/// The founder's seat: the first state is a snapshot at index 1.
+pub const FOUNDERS_SEAT: RaftId = RaftId(1);
+
+/// The replicated state. See the module.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct State {
+    /// The highest level that this binary knows; [`level::LEVEL`] but in tests. Not agreed on.
+    supports: u16,
+    facts: Facts,
+}
+
+/// When something happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Moment {
+    /// The index of the entry.
+    pub index: u64,
+    /// Mesh time.
+    pub time: Time,
+}
+
+impl Moment {
+    fn of(at: &At) -> Self {
+        Self { index: at.index, time: at.time }
+    }
+}
+
+/// That the mesh lost its majority and went on from one survivor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Recovered {
+    /// The epoch that began.
+    pub epoch: Epoch,
+    /// The index at which it began.
+    pub index: u64,
+}
+
+/// Everything that is agreed on, which is everything in a snapshot.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+struct Facts {
+    /// Must stay the first field: see the module.
+    level: Level,
+    /// `None` only in a state that waits to be restored.
+    founding: Option<Founding>,
+    /// No two have one name. A party never goes.
+    parties: BTreeMap<PartyId, Party>,
+    /// No two have one name or one seat.
+    members: BTreeMap<NodeId, Member>,
+    /// Who was a member once. Disjoint from `members`, and only ever grows.
+    removed: BTreeSet<NodeId>,
+    tickets: BTreeMap<TicketId, Ticket>,
+    requests: BTreeMap<RequestId, Request>,
+    /// A party without names is not listed.
+    names: BTreeMap<PartyId, BTreeMap<Name, Hash>>,
+    /// The configuration that holds.
+    config: Config,
+    /// The index of the last entry that gave a seat. An entry gives one at most.
+    last_admission: u64,
+    recovered: Option<Recovered>,
+}
+
+impl State {
+    /// The first state of a new mesh, as it stands at index 1.
+    pub fn genesis(founding: Founding, supports: u16) -> Result<Self, FoundingError> {
+        let number = founding.level;
+        let level = Level::known(number)
+            .filter(|_| number <= supports)
+            .ok_or(FoundingError::Level { level: number, supports })?;
+        let mut facts = Facts { level, ..Facts::default() };
+        facts.check_new_party(&founding.party, founding.signing).map_err(FoundingError::Party)?;
+        check_key(&founding.founder.0).map_err(FoundingError::Node)?;
+
+        let begun = Moment { index: FOUNDERS_SEAT.0, time: founding.time };
+        let party =
+            Party { name: founding.party.clone(), sealing: founding.sealing, founded: begun };
+        let founder = Member {
+            seat: Some(FOUNDERS_SEAT),
+            name: founding.node.clone(),
+            party: founding.signing,
+            worker: false,
+            admitted: begun,
+            leaving: false,
+            report: Report::assumed(number),
+            down_by: BTreeSet::new(),
+        };
+        facts.parties.insert(founding.signing, party);
+        facts.members.insert(founding.founder, founder);
+        facts.config.voters.insert(FOUNDERS_SEAT);
+        facts.last_admission = FOUNDERS_SEAT.0;
+        facts.founding = Some(founding);
+        Ok(Self { supports, facts })
+    }
+
+    /// An empty state that waits to be restored. Nobody may write to it.
+    pub fn blank(supports: u16) -> Self {
+        Self { supports, facts: Facts::default() }
+    }
+
+    /// The highest level that this binary knows.
+    pub fn supports(&self) -> u16 {
+        self.supports
+    }
+
+    /// The level that holds.
+    pub fn level(&self) -> Level {
+        self.facts.level
+    }
+
+    /// How the mesh began. `None` in a blank state.
+    pub fn founding(&self) -> Option<&Founding> {
+        self.facts.founding.as_ref()
+    }
+
+    /// All parties.
+    pub fn parties(&self) -> &BTreeMap<PartyId, Party> {
+        &self.facts.parties
+    }
+
+    /// All members, those that are leaving too.
+    pub fn members(&self) -> &BTreeMap<NodeId, Member> {
+        &self.facts.members
+    }
+
+    /// Whether `node` is a member and not leaving.
+    pub fn is_member(&self, node: NodeId) -> bool {
+        self.facts.staying(node).is_some()
+    }
+
+    /// The party of a member (also while it is leaving).
+    pub fn party_of(&self, node: NodeId) -> Option<PartyId> {
+        self.facts.members.get(&node).map(|member| member.party)
+    }
+
+    /// Whether `node` is a member that more than half of the parties hold to be down.
+    pub fn is_down(&self, node: NodeId) -> bool {
+        let parties = self.facts.parties.len();
+        self.facts.members.get(&node).is_some_and(|member| member.is_down(parties))
+    }
+
+    /// Whether `node` is a member that could take a vote now and do well.
+    pub fn is_fit_to_vote(&self, node: NodeId) -> bool {
+        let parties = self.facts.parties.len();
+        self.facts.members.get(&node).is_some_and(|member| member.is_fit_to_vote(parties))
+    }
+
+    /// Keys that were members once and may not come back.
+    pub fn removed(&self) -> &BTreeSet<NodeId> {
+        &self.facts.removed
+    }
+
+    /// All tickets that have not been cleared away; some may have expired.
+    pub fn tickets(&self) -> &BTreeMap<TicketId, Ticket> {
+        &self.facts.tickets
+    }
+
+    /// All requests that have not been decided; some may have expired.
+    pub fn requests(&self) -> &BTreeMap<RequestId, Request> {
+        &self.facts.requests
+    }
+
+    /// What a party's name stands for.
+    pub fn name(&self, party: PartyId, name: &Name) -> Option<Hash> {
+        self.facts.name(party, name)
+    }
+
+    /// All names of a party, in order.
+    pub fn names(&self, party: PartyId) -> impl Iterator<Item = (&Name, Hash)> {
+        self.facts.names.get(&party).into_iter().flatten().map(|(name, hash)| (name, *hash))
+    }
+
+    /// The configuration that holds.
+    pub fn config(&self) -> &Config {
+        &self.facts.config
+    }
+
+    /// The index of the last entry that gave a seat.
+    pub fn last_admission(&self) -> u64 {
+        self.facts.last_admission
+    }
+
+    /// The last recovery, if there was one.
+    pub fn recovered(&self) -> Option<Recovered> {
+        self.facts.recovered
+    }
+
+    /// Does what a command says, or tells why not. The order is the one drawn in the module.
+    fn act(&mut self, at: &At, command: &Command) -> Result<(), Stop> {
+        let Self { supports, facts } = self;
+        if command.kind >= facts.level.kinds {
+            return Err(Refusal::UnknownKind.into());
+        }
+        if command.kind >= kinds_at(*supports) {
+            return Err(facts.level.too_new_for(*supports).into());
+        }
+        let (act, signature) = Act::decode(command).ok_or(Refusal::Malformed)?;
+        // The author was a member when its batch began; an earlier command may have ended that.
+        facts.staying(at.author).ok_or(Refusal::NotMember)?;
+        // A signature is looked at wherever there is one, so that what carries one means it.
+        let by = signature.map(|by| facts.check_signature(at, &act, &by)).transpose()?;
+        let signed = by.ok_or(Refusal::Unsigned);
+        match act {
+            Act::TicketNew(act) => facts.ticket_new(at, act, signed?)?,
+            Act::TicketRevoke(act) => facts.ticket_revoke(&act, signed?)?,
+            Act::Admit(act) => facts.admit(at, act)?,
+            Act::Rejoin(_) => facts.rejoin(at)?,
+            Act::Leave(act) => facts.leave(at, &act, by)?,
+            Act::RequestOpen(act) => facts.request_open(at, act, signed?)?,
+            Act::RequestSign(act) => facts.request_sign(at, &act, signed?)?,
+            Act::Report(act) => facts.report(at, act)?,
+            Act::Suspect(act) => facts.suspect(at, &act)?,
+            Act::RaiseLevel(act) => facts.raise_level(act, *supports)?,
+            Act::NameSet(act) => facts.name_set(at, act)?,
+            Act::NameDrop(act) => facts.name_drop(at, &act)?,
+        }
+        Ok(())
+    }
+}
+
+/// Why a command did not take effect. Nothing has changed, either way.
+enum Stop {
+    /// On every node.
+    Refused(Refusal),
+    /// On this node, which can go no further.
+    Halted(Halt),
+}
+
+impl From<Refusal> for Stop {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(refusal)
+    }
+}
+
+impl From<Halt> for Stop {
+    fn from(halt: Halt) -> Self {
+        Self::Halted(halt)
+    }
+}
+
+impl Facts {
+    /// What does not hold in these facts although it always should.
+    fn flaw(&self) -> Option<&'static str> {
+        let members = self.members.values();
+        let known = |party: &PartyId| self.parties.contains_key(party);
+        let rules = [
+            (distinct(self.parties.values().map(|p| &p.name)), "two parties have one name"),
+            (distinct(members.clone().map(|m| &m.name)), "two members have one name"),
+            (distinct(members.clone().filter_map(|m| m.seat)), "two members have one seat"),
+            (self.members.keys().all(|n| !self.removed.contains(n)), "a member has been removed"),
+            (
+                members.clone().all(|m| known(&m.party) && m.down_by.iter().all(known)),
+                "a member speaks of an unknown party",
+            ),
+            (
+                members
+                    .clone()
+                    .all(|m| !m.leaving || m.seat.is_some_and(|s| self.config.contains(s))),
+                "a leaving member has no seat",
+            ),
+            (self.tickets.values().all(|t| known(&t.party)), "a ticket has an unknown party"),
+            (
+                self.requests.values().all(|r| known(&r.opener) && r.answers.keys().all(known)),
+                "a request has an unknown party",
+            ),
+            (
+                self.names.iter().all(|(party, names)| known(party) && !names.is_empty()),
+                "names have an unknown party, or a party with names has none",
+            ),
+        ];
+        rules.into_iter().find(|(holds, _)| !holds).map(|(_, flaw)| flaw)
+    }
+}
+
+fn distinct<T: Ord>(mut items: impl Iterator<Item = T>) -> bool {
+    let mut seen = BTreeSet::new();
+    items.all(|item| seen.insert(item))
+}
+
+impl StateMachine for State {
+    fn apply(&mut self, at: &At, command: &Command) -> Result<Outcome, Halt> {
+        match self.act(at, command) {
+            Ok(()) => Ok(Outcome::Done),
+            Err(Stop::Refused(refusal)) => Ok(Outcome::Refused(refusal.code())),
+            Err(Stop::Halted(halt)) => Err(halt),
+        }
+    }
+
+    fn may_write(&self, author: NodeId) -> bool {
+        self.is_member(author)
+    }
+
+    fn snapshot(&self) -> Vec<u8> {
+        postcard::to_stdvec(&self.facts)
+            .expect("the state holds nothing that postcard cannot encode")
+    }
+
+    fn restore(&mut self, bytes: &[u8]) -> Result<(), Halt> {
+        let damaged = |what: &str| Halt::Damaged(what.to_owned());
+        let (level, _): (Level, _) =
+            postcard::take_from_bytes(bytes).map_err(|_| damaged("it has no level"))?;
+        level.check_support(self.supports)?;
+        let facts: Facts = exact(bytes).ok_or_else(|| damaged("it cannot be decoded"))?;
+        if let Some(flaw) = facts.flaw() {
+            return Err(damaged(flaw));
+        }
+        let restored = Self { supports: self.supports, facts };
+        // Maps out of order and numbers written the long way decode as well, but no node wrote
+        // them: this one would give a digest that differs from what it was given.
+        if restored.snapshot() != bytes {
+            return Err(damaged("it is not in canonical form"));
+        }
+        *self = restored;
+        Ok(())
+    }
+
+    fn node_at(&self, seat: RaftId) -> Option<NodeId> {
+        self.facts.node_at(seat)
+    }
+
+    fn seat_of(&self, node: NodeId) -> Option<RaftId> {
+        self.facts.members.get(&node)?.seat
+    }
+
+    fn is_removed(&self, node: NodeId) -> bool {
+        self.facts.removed.contains(&node)
+    }
+
+    fn allows(&self, next: &Config) -> bool {
+        self.facts.allows(next)
+    }
+
+    fn on_config(&mut self, _index: u64, config: &Config) {
+        self.facts.on_config(config);
+    }
+
+    fn on_recovery(&mut self, index: u64, epoch: Epoch, survivor: RaftId) {
+        self.facts.on_recovery(index, epoch, survivor);
+    }
+}

@@ -1,0 +1,112 @@
+//! Why a command changed nothing.
+//!
+//! Every node must give the same answer to the same command, and the answer travels as a number
+//! ([`mesh_consensus::machine::Outcome::Refused`]). So the numbers are for ever: a new reason takes
+//! the next one, and a reason that is no longer given keeps its own.
+
+macro_rules! refusals {
+    ($($code:literal $name:ident $message:literal;)*) => {
+        /// Why a command changed nothing. The numbers never change.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
+        #[repr(u16)]
+        pub enum Refusal {
+            $(
+                #[doc = concat!("Says: ", $message, ".")]
+                #[error($message)]
+                $name = $code,
+            )*
+        }
+
+        impl Refusal {
+            /// All reasons, by number.
+            pub const ALL: &'static [Refusal] = &[$(Refusal::$name,)*];
+        }
+    };
+}
+
+refusals! {
+    // What any command can meet.
+    1 UnknownKind "the mesh knows no such kind of command at its level";
+    2 Malformed "the command's body is not the encoding of its kind";
+    3 NotMember "the author is not a member, or is leaving";
+    4 Unsigned "this needs the signature of a party";
+    5 BadPartySignature "the party did not sign this command at this place";
+    6 NoSuchParty "there is no such party";
+    7 WrongParty "this belongs to another party";
+    8 BadExpiry "the expiry is not after the mesh's time";
+    9 BadKey "the key is not a usable Ed25519 public key";
+
+    // Tickets and admission.
+    10 TicketTaken "a ticket with this key exists";
+    11 NoSuchTicket "there is no such ticket: it was never made, was revoked, or has been cleared away";
+    12 TicketExpired "the ticket has expired";
+    13 TicketUsedUp "the ticket has been used up";
+    14 BadProof "the ticket's key did not sign for this node in this mesh";
+    15 BadUses "a ticket can be used once or more, up to ten thousand times";
+    16 TooManyTickets "the party has as many live tickets as it may have";
+    17 AlreadyMember "the node is a member already";
+    18 Removed "the node was a member once; its key may not come back";
+    19 NameTaken "the name is taken";
+    20 OneAdmissionPerEntry "another node was admitted by the same entry: try again";
+    21 TooManyMembers "the party has as many nodes as it may have";
+
+    // Members.
+    22 NoSuchMember "the node is not a member, or is leaving";
+    23 NotYours "only the node itself or its party may do this";
+    24 LastMember "nobody would remain who can vote";
+    25 AboutItself "a node has no say on whether it is down";
+
+    // Requests that need a majority of the parties.
+    26 NoSuchRequest "there is no such request: it was never made, was decided, or has been cleared away";
+    27 RequestExpired "the request has expired";
+    28 AlreadySigned "the party has given its answer to this request";
+    29 TooManyRequests "the party has as many open requests as it may have";
+    30 PartyTaken "there is a party with this key";
+    31 TooManyParties "the mesh has as many parties as it may have";
+    32 NameReserved "the name has a meaning of its own";
+
+    // Levels.
+    33 NotNextLevel "a level is raised by one at a time";
+    34 NotAllSupport "not every member has reported that it supports the level";
+    35 WrongLevel "the level is not as described: its kinds or its version differ";
+
+    // Names.
+    36 NameChanged "the name does not stand for what was expected";
+    37 TooManyNames "the party has as many names as it may have";
+}
+
+impl Refusal {
+    /// Its number, for [`mesh_consensus::machine::Outcome::Refused`].
+    pub fn code(self) -> u16 {
+        self as u16
+    }
+
+    /// The reason with this number; `None` if a later version gave it.
+    pub fn from_code(code: u16) -> Option<Self> {
+        Self::ALL.iter().copied().find(|refusal| refusal.code() == code)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_reason_is_found_by_its_number_and_no_number_has_two() {
+        for (place, refusal) in Refusal::ALL.iter().enumerate() {
+            assert_eq!(usize::from(refusal.code()), place + 1, "{refusal:?}");
+            assert_eq!(Refusal::from_code(refusal.code()), Some(*refusal));
+        }
+        assert_eq!(Refusal::from_code(0), None);
+        assert_eq!(Refusal::from_code(u16::MAX), None);
+    }
+
+    #[test]
+    fn the_numbers_that_others_rely_on_stay() {
+        assert_eq!(Refusal::UnknownKind.code(), 1);
+        assert_eq!(Refusal::TicketUsedUp.code(), 13);
+        assert_eq!(Refusal::LastMember.code(), 24);
+        assert_eq!(Refusal::NotAllSupport.code(), 34);
+        assert_eq!(Refusal::TooManyNames.code(), 37);
+    }
+}

@@ -1,0 +1,421 @@
+//! Requests: what needs the consent of a majority of the parties.
+//!
+//! ```text
+//!               yes from more than half
+//! RequestOpen ─┬──────────────────────► done, and gone
+//!  (the first  ├──────────────────────► dropped: half or more have said no
+//!       yes)   └──────────────────────► expired, by mesh time
+//! ```
+//!
+//! "Half" is of the parties that exist when the answer comes. In a mesh of one party the opening
+//! is itself a majority, so the request is carried out at once.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use mesh_consensus::id::{NodeId, PartyId};
+use mesh_consensus::machine::At;
+use mesh_consensus::time::Time;
+use serde::{Deserialize, Serialize};
+
+use super::command::{RequestOpen, RequestSign};
+use super::name::Name;
+use super::party::Party;
+use super::refusal::Refusal;
+use super::{Facts, Moment};
+
+/// A party has at most this many requests open. A bound for all parties together would let one
+/// fill it, and so keep the others from removing its nodes.
+pub const MAX_REQUESTS: usize = 16;
+
+/// What only a majority of the parties may do.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum JointAct {
+    /// Takes in a further party. Its nodes come by tickets that it signs itself.
+    FoundParty {
+        /// What it will be called.
+        name: Name,
+        /// Its signing key, which is its id.
+        signing: PartyId,
+        /// Its sealing key.
+        sealing: [u8; 32],
+    },
+    /// Removes a node, whosever it is.
+    RemoveNode {
+        /// Which one.
+        node: NodeId,
+    },
+}
+
+/// Names a request: the place of the command that opened it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct RequestId(pub u64);
+
+impl RequestId {
+    /// The request that was opened at this place. A batch has at most 1024 commands, so ten bits
+    /// hold the position.
+    pub fn at(index: u64, position: u32) -> Self {
+        Self((index << 10) | u64::from(position & 1023))
+    }
+}
+
+impl fmt::Display for RequestId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A request that waits for answers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Request {
+    /// What is asked for. It could be done when the request was opened.
+    pub act: JointAct,
+    /// Who asks.
+    pub opener: PartyId,
+    /// When it was opened.
+    pub opened: Moment,
+    /// The first moment, in mesh time, at which it can no longer be answered.
+    pub expires: Time,
+    /// The answers so far, the opener's yes among them.
+    pub answers: BTreeMap<PartyId, bool>,
+}
+
+/// Where a vote stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    Passed,
+    Failed,
+    Open,
+}
+
+/// Where a vote of `parties` stands after so many answers.
+fn verdict(parties: usize, yes: usize, no: usize) -> Verdict {
+    if 2 * yes > parties {
+        Verdict::Passed
+    } else if 2 * no >= parties {
+        // Even if all the others said yes, they would not be more than half.
+        Verdict::Failed
+    } else {
+        Verdict::Open
+    }
+}
+
+impl Facts {
+    pub(super) fn request_open(
+        &mut self,
+        at: &At,
+        act: RequestOpen,
+        by: PartyId,
+    ) -> Result<(), Refusal> {
+        if act.expires <= at.time {
+            return Err(Refusal::BadExpiry);
+        }
+        self.check_joint(&act.act)?;
+        let own = self.requests.values().filter(|r| r.opener == by && r.expires > at.time);
+        if own.count() >= MAX_REQUESTS {
+            return Err(Refusal::TooManyRequests);
+        }
+        self.requests.retain(|_, request| request.expires > at.time);
+        let request = Request {
+            act: act.act,
+            opener: by,
+            opened: Moment::of(at),
+            expires: act.expires,
+            answers: BTreeMap::from([(by, true)]),
+        };
+        self.settle(at, RequestId::at(at.index, at.position), request)
+    }
+
+    pub(super) fn request_sign(
+        &mut self,
+        at: &At,
+        act: &RequestSign,
+        by: PartyId,
+    ) -> Result<(), Refusal> {
+        let request = self.requests.get(&act.request).ok_or(Refusal::NoSuchRequest)?;
+        if request.expires <= at.time {
+            return Err(Refusal::RequestExpired);
+        }
+        if request.answers.contains_key(&by) {
+            return Err(Refusal::AlreadySigned);
+        }
+        let mut request = request.clone();
+        request.answers.insert(by, act.yes);
+        self.settle(at, act.request, request)
+    }
+
+    /// Does, drops or keeps a request, as its answers demand. Refuses, and changes nothing, where
+    /// what is asked for has become impossible.
+    fn settle(&mut self, at: &At, id: RequestId, request: Request) -> Result<(), Refusal> {
+        let yes = request.answers.values().filter(|yes| **yes).count();
+        let no = request.answers.len() - yes;
+        match verdict(self.parties.len(), yes, no) {
+            Verdict::Passed => {
+                self.check_joint(&request.act)?;
+                self.requests.remove(&id);
+                self.carry_out(at, request.act);
+            }
+            Verdict::Failed => {
+                self.requests.remove(&id);
+            }
+            Verdict::Open => {
+                self.requests.insert(id, request);
+            }
+        }
+        Ok(())
+    }
+
+    fn check_joint(&self, act: &JointAct) -> Result<(), Refusal> {
+        match act {
+            JointAct::FoundParty { name, signing, .. } => self.check_new_party(name, *signing),
+            JointAct::RemoveNode { node } => self.check_removal(*node),
+        }
+    }
+
+    fn carry_out(&mut self, at: &At, act: JointAct) {
+        match act {
+            JointAct::FoundParty { name, signing, sealing } => {
+                // Other requests for the same name or key have lost their point.
+                self.requests.retain(|_, request| match &request.act {
+                    JointAct::FoundParty { name: n, signing: s, .. } => *n != name && *s != signing,
+                    JointAct::RemoveNode { .. } => true,
+                });
+                self.parties.insert(signing, Party { name, sealing, founded: Moment::of(at) });
+            }
+            JointAct::RemoveNode { node } => self.remove(node),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use mesh_consensus::machine::StateMachine;
+
+    use super::super::command::Act;
+    use super::super::party::{MAX_PARTIES, RESERVED_NAME};
+    use super::super::testing::{Scene, id, name, node, party, party_id};
+    use super::*;
+
+    fn found(scene: &Scene, label: &str, n: u8) -> RequestOpen {
+        let act =
+            JointAct::FoundParty { name: name(label), signing: party_id(n), sealing: [n; 32] };
+        RequestOpen { act, expires: scene.time.after(Duration::from_secs(60)) }
+    }
+
+    #[test]
+    fn a_majority_is_more_than_half_and_half_of_noes_is_the_end() {
+        use Verdict::{Failed, Open, Passed};
+        let table = [
+            (1, 1, 0, Passed),
+            (1, 0, 1, Failed),
+            (2, 1, 0, Open),
+            (2, 2, 0, Passed),
+            (2, 1, 1, Failed),
+            (3, 1, 0, Open),
+            (3, 1, 1, Open),
+            (3, 2, 0, Passed),
+            (3, 2, 1, Passed),
+            (3, 1, 2, Failed),
+            (4, 2, 0, Open),
+            (4, 2, 1, Open),
+            (4, 3, 0, Passed),
+            (4, 2, 2, Failed),
+            (4, 3, 1, Passed),
+        ];
+        for (parties, yes, no, want) in table {
+            assert_eq!(verdict(parties, yes, no), want, "{yes} yes, {no} no of {parties}");
+        }
+    }
+
+    #[test]
+    fn a_party_alone_founds_the_second_at_once() {
+        let mut scene = Scene::new();
+        let act = found(&scene, "beta", 2);
+        assert_eq!(scene.act(&node(1), act.clone()), Err(Refusal::Unsigned));
+        assert_eq!(scene.signed(&node(1), &party(2), act.clone()), Err(Refusal::NoSuchParty));
+        assert_eq!(scene.signed(&node(1), &party(1), act), Ok(()));
+        assert_eq!(scene.state.parties()[&party_id(2)].name, name("beta"));
+        assert!(scene.state.requests().is_empty());
+        // The new party lets in its first node by itself.
+        assert_eq!(scene.join(2, 7), Ok(()));
+        assert_eq!(scene.member(7).party, party_id(2));
+    }
+
+    #[test]
+    fn of_n_parties_so_many_must_say_yes() {
+        // Further parties are founded on the way: the fifth by three of four, and so on.
+        for (parties, needed) in [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3)] {
+            let mut scene = Scene::of_parties(parties);
+            let act = found(&scene, "another", 99);
+            scene.signed(&node(1), &party(1), act).unwrap();
+            let request = RequestId::at(scene.index, 0);
+            for n in 2..=needed {
+                assert!(!scene.state.parties().contains_key(&party_id(99)), "{n} of {parties}");
+                let sign = RequestSign { request, yes: true };
+                scene.signed(&node(1), &party(n), sign).unwrap();
+            }
+            assert!(scene.state.parties().contains_key(&party_id(99)), "{needed} of {parties}");
+            assert!(scene.state.requests().is_empty());
+        }
+    }
+
+    #[test]
+    fn a_node_of_another_party_is_removed_by_a_majority_only() {
+        let mut scene = Scene::of_parties(3);
+        let act = RequestOpen {
+            act: JointAct::RemoveNode { node: id(3) },
+            expires: scene.time.after(Duration::from_secs(60)),
+        };
+        scene.signed(&node(1), &party(1), act).unwrap();
+        let request = RequestId::at(scene.index, 0);
+        assert!(scene.state.is_member(id(3)));
+        let sign = RequestSign { request, yes: true };
+        // The opener has one voice, a stranger and an unsigned word have none.
+        assert_eq!(scene.act(&node(1), sign.clone()), Err(Refusal::Unsigned));
+        assert_eq!(scene.signed(&node(1), &party(1), sign.clone()), Err(Refusal::AlreadySigned));
+        assert_eq!(scene.signed(&node(1), &party(9), sign.clone()), Err(Refusal::NoSuchParty));
+        assert_eq!(scene.signed(&node(9), &party(2), sign.clone()), Err(Refusal::NotMember));
+        assert_eq!(scene.signed(&node(1), &party(2), sign.clone()), Ok(()));
+        assert!(scene.state.is_removed(id(3)));
+        assert_eq!(scene.signed(&node(1), &party(3), sign), Err(Refusal::NoSuchRequest));
+    }
+
+    #[test]
+    fn a_request_that_can_no_longer_pass_is_dropped() {
+        let mut scene = Scene::of_parties(3);
+        let act = found(&scene, "delta", 4);
+        scene.signed(&node(1), &party(1), act).unwrap();
+        let no = RequestSign { request: RequestId::at(scene.index, 0), yes: false };
+        scene.signed(&node(2), &party(2), no.clone()).unwrap();
+        assert_eq!(scene.signed(&node(2), &party(2), no.clone()), Err(Refusal::AlreadySigned));
+        assert_eq!(scene.state.requests().len(), 1);
+        scene.signed(&node(3), &party(3), no).unwrap();
+        assert!(scene.state.requests().is_empty());
+        assert!(!scene.state.parties().contains_key(&party_id(4)));
+    }
+
+    #[test]
+    fn a_request_expires_by_mesh_time() {
+        let mut scene = Scene::of_parties(2);
+        let mut late = found(&scene, "gamma", 3);
+        late.expires = scene.time;
+        assert_eq!(scene.signed(&node(1), &party(1), late), Err(Refusal::BadExpiry));
+        let act = found(&scene, "gamma", 3);
+        let expires = act.expires;
+        scene.signed(&node(1), &party(1), act).unwrap();
+        let sign = RequestSign { request: RequestId::at(scene.index, 0), yes: true };
+        scene.time = expires;
+        assert_eq!(scene.signed(&node(2), &party(2), sign), Err(Refusal::RequestExpired));
+        // The next one to be opened clears it away.
+        let act = found(&scene, "gamma", 3);
+        scene.signed(&node(1), &party(1), act).unwrap();
+        assert_eq!(scene.state.requests().len(), 1);
+    }
+
+    #[test]
+    fn one_party_cannot_fill_the_room_of_the_others() {
+        let mut scene = Scene::of_parties(3);
+        for n in 0..MAX_REQUESTS {
+            let act = found(&scene, &format!("q{n}"), 50);
+            scene.signed(&node(1), &party(1), act).unwrap();
+        }
+        let act = found(&scene, "one-more", 50);
+        assert_eq!(scene.signed(&node(1), &party(1), act.clone()), Err(Refusal::TooManyRequests));
+        assert_eq!(scene.signed(&node(2), &party(2), act), Ok(()));
+        scene.time = scene.time.after(Duration::from_secs(60));
+        let act = found(&scene, "later", 50);
+        assert_eq!(scene.signed(&node(1), &party(1), act), Ok(()));
+        assert_eq!(scene.state.requests().len(), 1);
+    }
+
+    #[test]
+    fn a_party_that_could_not_be_is_not_founded() {
+        let mut scene = Scene::of_parties(2);
+        let mut open = |label: &str, n| {
+            let act = found(&scene, label, n);
+            scene.signed(&node(1), &party(1), act)
+        };
+        assert_eq!(open("p2", 7), Err(Refusal::NameTaken));
+        assert_eq!(open("other", 2), Err(Refusal::PartyTaken));
+        assert_eq!(open(RESERVED_NAME, 7), Err(Refusal::NameReserved));
+        let act = JointAct::FoundParty {
+            name: name("other"),
+            signing: PartyId([2; 32]),
+            sealing: [0; 32],
+        };
+        let open = RequestOpen { act, expires: scene.time.after(Duration::from_secs(60)) };
+        assert_eq!(scene.signed(&node(1), &party(1), open), Err(Refusal::BadKey));
+    }
+
+    #[test]
+    fn a_mesh_has_a_bounded_number_of_parties() {
+        let mut scene = Scene::new();
+        let like = scene.state.parties()[&party_id(1)].clone();
+        for n in 1..MAX_PARTIES {
+            let key = PartyId([u8::try_from(n).unwrap(); 32]);
+            let party = Party { name: name(&format!("x{n}")), ..like.clone() };
+            scene.state.facts.parties.insert(key, party);
+        }
+        let act = found(&scene, "one-more", 200);
+        assert_eq!(scene.signed(&node(1), &party(1), act), Err(Refusal::TooManyParties));
+    }
+
+    #[test]
+    fn what_has_lost_its_point_is_dropped() {
+        let mut scene = Scene::of_parties(3);
+        scene.open_removal(1, 3);
+        scene.open_removal(2, 3);
+        scene.open_removal(2, 1);
+        scene.leave(3).unwrap();
+        assert_eq!(scene.state.requests().len(), 1);
+        // Two requests for one name: the second goes when the first is granted.
+        let act = found(&scene, "delta", 4);
+        scene.signed(&node(1), &party(1), act).unwrap();
+        let first = RequestId::at(scene.index, 0);
+        let act = found(&scene, "delta", 5);
+        scene.signed(&node(2), &party(2), act).unwrap();
+        let sign = RequestSign { request: first, yes: true };
+        scene.signed(&node(2), &party(2), sign).unwrap();
+        assert!(scene.state.parties().contains_key(&party_id(4)));
+        assert_eq!(scene.state.requests().len(), 1);
+    }
+
+    #[test]
+    fn a_removal_that_has_become_impossible_is_refused_and_changes_nothing() {
+        let mut scene = Scene::of_parties(2);
+        scene.open_removal(1, 2);
+        let request = RequestId::at(scene.index, 0);
+        scene.report(1, |report| report.votes = false);
+        let sign = Act::from(RequestSign { request, yes: true });
+        assert_eq!(scene.signed(&node(2), &party(2), sign.clone()), Err(Refusal::LastMember));
+        assert!(scene.state.requests().contains_key(&request));
+        scene.report(1, |report| report.votes = true);
+        assert_eq!(scene.signed(&node(2), &party(2), sign), Ok(()));
+        let absent = RequestOpen {
+            act: JointAct::RemoveNode { node: id(2) },
+            expires: scene.time.after(Duration::from_secs(60)),
+        };
+        assert_eq!(scene.signed(&node(1), &party(1), absent), Err(Refusal::NoSuchMember));
+    }
+
+    #[test]
+    fn a_node_removed_by_a_majority_leaves_when_raft_lets_it_go() {
+        let mut scene = Scene::of_parties(2);
+        scene.seat_voters(&[1, 2]);
+        scene.open_removal(1, 2);
+        let sign = RequestSign { request: RequestId::at(scene.index, 0), yes: true };
+        scene.signed(&node(2), &party(2), sign).unwrap();
+        assert!(scene.member(2).leaving && !scene.state.is_removed(id(2)));
+        scene.seat_voters(&[1]);
+        assert!(scene.state.is_removed(id(2)));
+    }
+
+    #[test]
+    fn requests_opened_in_one_batch_have_different_names() {
+        assert_ne!(RequestId::at(7, 0), RequestId::at(7, 1));
+        assert_ne!(RequestId::at(7, 1023), RequestId::at(8, 0));
+        assert_eq!(RequestId::at(7, 3).to_string(), "7171");
+    }
+}

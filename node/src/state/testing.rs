@@ -1,0 +1,302 @@
+//! A small mesh for tests: keys by number, and commands put to the state one at a time.
+
+use std::time::Duration;
+
+use ed25519_dalek::SigningKey;
+use mesh_consensus::id::{Hash, MeshId, NodeId, PartyId, TicketId};
+use mesh_consensus::log::Config;
+use mesh_consensus::machine::{At, Outcome, StateMachine};
+use mesh_consensus::time::Time;
+
+use super::State;
+use super::command::*;
+use super::founding::{Founding, mesh_id};
+use super::level::Version;
+use super::member::Member;
+use super::name::Name;
+use super::party::{SignatureBytes, Slot};
+use super::refusal::Refusal;
+use super::request::{JointAct, RequestId};
+use super::ticket::sign_join;
+
+fn key(role: u8, n: u8) -> SigningKey {
+    let mut bytes = [role; 32];
+    bytes[0] = n;
+    SigningKey::from_bytes(&bytes)
+}
+
+/// The key of node `n`.
+pub(super) fn node(n: u8) -> SigningKey {
+    key(1, n)
+}
+
+/// The signing key of party `n`.
+pub(super) fn party(n: u8) -> SigningKey {
+    key(2, n)
+}
+
+/// The seed of ticket `n`.
+pub(super) fn seed(n: u8) -> SigningKey {
+    key(3, n)
+}
+
+pub(super) fn id(n: u8) -> NodeId {
+    NodeId(node(n).verifying_key().to_bytes())
+}
+
+pub(super) fn party_id(n: u8) -> PartyId {
+    PartyId(party(n).verifying_key().to_bytes())
+}
+
+pub(super) fn ticket(n: u8) -> TicketId {
+    TicketId(seed(n).verifying_key().to_bytes())
+}
+
+pub(super) fn name(text: &str) -> Name {
+    text.parse().unwrap()
+}
+
+pub(super) fn founding() -> Founding {
+    Founding {
+        party: name("p1"),
+        signing: party_id(1),
+        sealing: [1; 32],
+        founder: id(1),
+        node: name("n1"),
+        time: Time(1_000_000),
+        level: 1,
+        salt: [5; 32],
+    }
+}
+
+/// A mesh at level 1 that begins with party 1 and its node 1, and whose binary supports level 2.
+pub(super) struct Scene {
+    pub(super) state: State,
+    pub(super) mesh: MeshId,
+    /// Of the last entry.
+    pub(super) index: u64,
+    pub(super) time: Time,
+}
+
+impl Scene {
+    pub(super) fn new() -> Self {
+        let state = State::genesis(founding(), 2).unwrap();
+        Self { state, mesh: mesh_id(&founding()), index: 1, time: founding().time }
+    }
+
+    /// Parties 1 to `n`, each with a node of its own number.
+    pub(super) fn of_parties(n: u8) -> Self {
+        let mut scene = Self::new();
+        for n in 2..=n {
+            scene.found(n);
+            scene.join(n, n).unwrap();
+        }
+        scene
+    }
+
+    pub(super) fn two_parties() -> Self {
+        Self::of_parties(2)
+    }
+
+    /// The place of the next command of `author`, alone in its batch.
+    pub(super) fn at(&mut self, author: &SigningKey) -> At {
+        self.index += 1;
+        At {
+            mesh: self.mesh,
+            epoch: 0,
+            index: self.index,
+            time: self.time,
+            author: NodeId(author.verifying_key().to_bytes()),
+            sequence: self.index,
+            position: 0,
+        }
+    }
+
+    pub(super) fn act(&mut self, author: &SigningKey, act: impl Into<Act>) -> Result<(), Refusal> {
+        let at = self.at(author);
+        self.apply(&at, &act.into().command())
+    }
+
+    /// The same with the signature of a party.
+    pub(super) fn signed(
+        &mut self,
+        author: &SigningKey,
+        party: &SigningKey,
+        act: impl Into<Act>,
+    ) -> Result<(), Refusal> {
+        let at = self.at(author);
+        self.apply(&at, &act.into().signed(party, &Slot::of(&at)))
+    }
+
+    fn apply(
+        &mut self,
+        at: &At,
+        command: &mesh_consensus::command::Command,
+    ) -> Result<(), Refusal> {
+        let before = self.state.clone();
+        match self.state.apply(at, command).unwrap() {
+            Outcome::Done => Ok(()),
+            Outcome::Refused(code) => {
+                assert_eq!(self.state, before, "what is refused changes nothing");
+                Err(Refusal::from_code(code).unwrap())
+            }
+        }
+    }
+
+    pub(super) fn member(&self, n: u8) -> &Member {
+        &self.state.members()[&id(n)]
+    }
+
+    /// Ticket `n` of party `of`, good for an hour.
+    pub(super) fn ticket_new(&self, n: u8, of: u8, uses: u32) -> TicketNew {
+        let expires = self.time.after(Duration::from_secs(3600));
+        TicketNew { ticket: ticket(n), party: party_id(of), expires, uses, worker: false }
+    }
+
+    pub(super) fn make_ticket(&mut self, n: u8, of: u8, uses: u32) {
+        let act = self.ticket_new(n, of, uses);
+        self.signed(&node(1), &party(of), act).unwrap();
+    }
+
+    /// Node `n` coming with ticket `ticket`.
+    pub(super) fn admit(&self, with: u8, n: u8) -> Admit {
+        let proof = sign_join(&seed(with), self.mesh, id(n));
+        Admit { ticket: ticket(with), node: id(n), name: name(&format!("n{n}")), proof }
+    }
+
+    /// Lets node `n` into party `of`, with a ticket of its own.
+    pub(super) fn join(&mut self, of: u8, n: u8) -> Result<(), Refusal> {
+        self.join_with(of, n, false)
+    }
+
+    pub(super) fn join_as_worker(&mut self, of: u8, n: u8) -> Result<(), Refusal> {
+        self.join_with(of, n, true)
+    }
+
+    fn join_with(&mut self, of: u8, n: u8, worker: bool) -> Result<(), Refusal> {
+        // Anyone who is still there may carry the words.
+        let there = (1..=255).find(|n| self.state.is_member(id(*n))).unwrap();
+        let ticket = 100 + n;
+        if !self.state.tickets().contains_key(&super::testing::ticket(ticket)) {
+            let act = TicketNew { worker, ..self.ticket_new(ticket, of, 9) };
+            self.signed(&node(there), &party(of), act).unwrap();
+        }
+        let act = self.admit(ticket, n);
+        self.act(&node(there), act)
+    }
+
+    /// Founds party `n` with the consent of all that there are.
+    fn found(&mut self, n: u8) {
+        let act = JointAct::FoundParty {
+            name: name(&format!("p{n}")),
+            signing: party_id(n),
+            sealing: [n; 32],
+        };
+        let open = RequestOpen { act, expires: Time(u64::MAX) };
+        self.signed(&node(1), &party(1), open).unwrap();
+        let request = RequestId::at(self.index, 0);
+        for other in 2..n {
+            if self.state.requests().contains_key(&request) {
+                let sign = RequestSign { request, yes: true };
+                self.signed(&node(1), &party(other), sign).unwrap();
+            }
+        }
+        assert!(self.state.parties().contains_key(&party_id(n)));
+    }
+
+    /// Party `by` asks for the removal of node `n`.
+    pub(super) fn open_removal(&mut self, by: u8, n: u8) {
+        let expires = self.time.after(Duration::from_secs(60));
+        let open = RequestOpen { act: JointAct::RemoveNode { node: id(n) }, expires };
+        self.signed(&node(1), &party(by), open).unwrap();
+    }
+
+    pub(super) fn leave(&mut self, n: u8) -> Result<(), Refusal> {
+        self.act(&node(n), Leave { node: id(n) })
+    }
+
+    pub(super) fn report(&mut self, n: u8, change: impl FnOnce(&mut Report)) {
+        let mut report = self.member(n).report.clone();
+        change(&mut report);
+        self.act(&node(n), report).unwrap();
+    }
+
+    /// Makes these nodes the voters.
+    pub(super) fn seat_voters(&mut self, nodes: &[u8]) {
+        let voters = nodes.iter().map(|n| self.state.seat_of(id(*n)).unwrap()).collect();
+        self.index += 1;
+        self.state.on_config(self.index, &Config { voters, ..Config::default() });
+    }
+
+    /// Has every member report level 2, and raises the level.
+    pub(super) fn raise_to_two(&mut self) {
+        for n in 1..=9 {
+            if self.state.is_member(id(n)) {
+                self.report(n, |report| report.level = 2);
+            }
+        }
+        self.act(&node(1), RaiseLevel::to(2).unwrap()).unwrap();
+    }
+}
+
+/// Any act of any kind, drawn so that acts often have to do with one another.
+pub(super) fn any_act(random: &mut fastrand::Rng, now: Time) -> Act {
+    let n = random.u8(1..6);
+    let time = Time(now.0 + random.u64(0..400));
+    let label = name(&format!("n{}", random.u8(0..8)));
+    let hash = |random: &mut fastrand::Rng| Hash([random.u8(0..3); 32]);
+    let party = party_id(random.u8(1..5));
+    match random.u8(0..12) {
+        0 => TicketNew {
+            ticket: ticket(n),
+            party,
+            expires: time,
+            uses: random.u32(0..4),
+            worker: random.bool(),
+        }
+        .into(),
+        1 => TicketRevoke { ticket: ticket(n) }.into(),
+        2 => {
+            let newcomer = id(random.u8(1..9));
+            let proof = if random.u8(0..8) == 0 {
+                SignatureBytes([n; 64])
+            } else {
+                sign_join(&seed(n), mesh_id(&founding()), newcomer)
+            };
+            Admit { ticket: ticket(n), node: newcomer, name: label, proof }.into()
+        }
+        3 => Rejoin {}.into(),
+        4 => Leave { node: id(random.u8(1..9)) }.into(),
+        5 => {
+            let act = if random.bool() {
+                JointAct::FoundParty { name: label, signing: party, sealing: [n; 32] }
+            } else {
+                JointAct::RemoveNode { node: id(random.u8(1..9)) }
+            };
+            RequestOpen { act, expires: time }.into()
+        }
+        6 => {
+            let request = RequestId::at(random.u64(0..300), random.u32(0..3));
+            RequestSign { request, yes: random.u8(0..4) != 0 }.into()
+        }
+        7 => Report {
+            level: random.u16(1..4),
+            version: Version::new(0, u32::from(n), 0),
+            votes: random.u8(0..4) != 0,
+            fsync_p99_us: random.u32(0..100_000),
+            direct: random.bool(),
+            domain: random.bool().then_some(label),
+        }
+        .into(),
+        8 => Suspect { node: id(random.u8(1..9)), down: random.bool() }.into(),
+        9 => RaiseLevel { level: 2, kinds: 12, version: Version::new(0, 1, 0) }.into(),
+        10 => NameSet {
+            party,
+            name: label,
+            expect: random.bool().then(|| hash(random)),
+            to: hash(random),
+        }
+        .into(),
+        _ => NameDrop { party, name: label, expect: hash(random) }.into(),
+    }
+}
