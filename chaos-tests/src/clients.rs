@@ -26,9 +26,19 @@ const PATIENCE: u64 = 1_500_000;
 /// What an operation is for.
 #[derive(Debug, Clone)]
 enum Aim {
-    Cas { client: usize, key: usize, expect: Option<u64>, to: Option<u64> },
-    Read { client: usize, key: usize },
-    Seat { host: usize },
+    Cas {
+        client: usize,
+        key: usize,
+        expect: Option<u64>,
+        to: Option<u64>,
+    },
+    Read {
+        client: usize,
+        key: usize,
+    },
+    Seat {
+        host: usize,
+    },
     Chore,
     /// A healed node must get this through.
     LastWord,
@@ -285,8 +295,8 @@ impl World {
         if !std::mem::replace(&mut op.is_open, false) {
             return;
         }
-        let done = (answer.result.as_ref())
-            .is_ok_and(|receipt| receipt.outcome(0) == Outcome::Done);
+        let done =
+            (answer.result.as_ref()).is_ok_and(|receipt| receipt.outcome(0) == Outcome::Done);
         match op.aim.clone() {
             Aim::Cas { client, key, expect, to } => {
                 if answer.result.is_err() {
@@ -342,9 +352,9 @@ impl World {
 
     /// Whether a seat is being asked for on behalf of `host`.
     pub(crate) fn is_coming(&self, host: usize) -> bool {
-        self.clients.ops.iter().any(
-            |op| op.is_open && matches!(op.aim, Aim::Seat { host: newcomer } if newcomer == host),
-        )
+        self.clients.ops.iter().any(|op| {
+            op.is_open && matches!(op.aim, Aim::Seat { host: newcomer } if newcomer == host)
+        })
     }
 
     /// `leaver` goes: by its own word, or by its party's if it cannot speak.

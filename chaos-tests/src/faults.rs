@@ -5,11 +5,11 @@
 //! been replaced. Beyond that no algorithm could keep what was acknowledged.
 
 use mesh_consensus::core::Role;
-use mesh_consensus::id::{MeshId, NodeId, RaftId};
-use mesh_consensus::message::{Body, Message};
-use mesh_consensus::log::{Entry, Payload};
-use mesh_consensus::planted::Bug;
 use mesh_consensus::driver::Event;
+use mesh_consensus::id::{MeshId, NodeId, RaftId};
+use mesh_consensus::log::{Entry, Payload};
+use mesh_consensus::message::{Body, Message};
+use mesh_consensus::planted::Bug;
 use mesh_node::state::level::LEVEL;
 
 use crate::host::{Crash, Power};
@@ -384,8 +384,7 @@ impl World {
             Fault::Report => self.begin_report(host),
             Fault::Raise => self.begin_raise(self.plan.supports),
             Fault::Version => {
-                self.hosts[host].supports =
-                    self.rng.u16(self.plan.level..=self.plan.supports);
+                self.hosts[host].supports = self.rng.u16(self.plan.level..=self.plan.supports);
                 self.power_cut(host);
             }
         }
@@ -468,9 +467,9 @@ impl World {
     }
 
     fn leave(&mut self, host: usize) {
-        let members = self.newest().map_or(0, |state| {
-            state.members().values().filter(|member| !member.leaving).count()
-        });
+        let members = self
+            .newest()
+            .map_or(0, |state| state.members().values().filter(|member| !member.leaving).count());
         // The mesh should not end with the story.
         if members > 1 {
             self.begin_leave(host);

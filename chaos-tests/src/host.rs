@@ -113,7 +113,13 @@ pub struct Common {
 
 impl Host {
     /// A machine without power.
-    pub fn new(index: usize, key: SigningKey, party: usize, supports: u16, common: &Common) -> Self {
+    pub fn new(
+        index: usize,
+        key: SigningKey,
+        party: usize,
+        supports: u16,
+        common: &Common,
+    ) -> Self {
         let id = crate::genesis::node_id(&key);
         let disk = MemDisk::new(fastrand::Rng::with_seed(common.seed ^ (index as u64) << 40));
         Self {
@@ -183,8 +189,10 @@ impl Host {
 
     /// The power fails: what was not synced may be lost or torn.
     pub fn lose_power(&mut self) {
-        self.driver = None;
+        // First the power, then the process: a log that is dropped while the disk works says
+        // farewell properly.
         self.disk.crash();
+        self.driver = None;
         self.disk.set_full(false);
         self.inbox.clear();
         self.crash_after = None;

@@ -31,7 +31,7 @@ use crate::clients::Clients;
 use crate::faults::{Plan, Story};
 use crate::genesis::{self, BEGINNING, Genesis};
 use crate::host::{Common, Crash, Host, Power, Sent, TICK};
-use crate::invariants::{Broken, Invariants, Seen};
+use crate::invariants::{Broken, Invariants, Seen, is_quorum};
 use crate::trace::Trace;
 
 /// Ticks without a leader before an election, at least.
@@ -176,13 +176,8 @@ impl World {
         let plan = Plan::new(&mut rng, options.story);
         let planted = options.bug.map_or(Planted::default(), Planted::bug);
         let common = Common { pace: pace(&plan), waits: waits(), planted, seed };
-        let genesis = genesis::grown(
-            plan.hosts,
-            plan.parties,
-            plan.voters,
-            plan.learners,
-            plan.level,
-        );
+        let genesis =
+            genesis::grown(plan.hosts, plan.parties, plan.voters, plan.learners, plan.level);
         let mut hosts: Vec<Host> = (0..plan.hosts + plan.spares)
             .map(|index| {
                 let key = genesis::node_key(index);
@@ -190,8 +185,7 @@ impl World {
             })
             .collect();
         for (host, seat) in hosts.iter_mut().zip(&genesis.seats) {
-            let identity =
-                Identity { mesh: genesis.mesh, epoch: 0, node: host.id, raft_id: *seat };
+            let identity = Identity { mesh: genesis.mesh, epoch: 0, node: host.id, raft_id: *seat };
             host.create(identity, Some(&genesis.snapshot), &common);
         }
         hosts[0].sequence = genesis.founder_sequence;
@@ -285,9 +279,8 @@ impl World {
             }
         }
         for host in &self.hosts {
-            if let Some(driver) = &host.driver
-                && host.power == Power::On
-            {
+            // One that was removed is told nothing more, and may not even know that it was.
+            if let Some(driver) = host.driver.as_ref().filter(|_| self.is_fed(host.index)) {
                 self.invariants.at_rest(host.index, driver.replica())?;
             }
         }
@@ -421,14 +414,15 @@ impl World {
         let before = driver.status();
         let disk = host.disk.clone();
         let mut sent = Sent { messages: Vec::new(), left, disk: &disk, is_dead: false };
-        let result =
-            catch_unwind(AssertUnwindSafe(|| driver.turn(wall, events, &mut sent)));
+        let result = catch_unwind(AssertUnwindSafe(|| driver.turn(wall, events, &mut sent)));
         let Sent { messages, is_dead, .. } = sent;
         self.turns += 1;
         let result = match result {
             Ok(result) => result,
             // A panic with the power already gone is a dying process, whatever it says.
             Err(_) if is_dead || disk.has_crashed() => {
+                disk.crash();
+                drop(driver);
                 self.route(index, messages);
                 self.power_cut(index);
                 return Ok(());
@@ -471,9 +465,11 @@ impl World {
                 Ok(())
             }
             Err(stop) => {
+                let was_cut = is_dead || disk.has_crashed();
+                disk.crash();
                 drop(driver);
                 self.route(index, messages);
-                self.on_stop(index, &stop, is_dead || disk.has_crashed())
+                self.on_stop(index, &stop, was_cut)
             }
         }
     }
@@ -596,8 +592,7 @@ impl World {
         let members = driver.replica().machine().members().iter();
         let introduced: Vec<_> =
             members.filter_map(|(node, member)| Some((*node, member.seat?))).collect();
-        let admission =
-            Admission::sign(&sponsor.key, self.mesh, 0, self.hosts[index].id, seat);
+        let admission = Admission::sign(&sponsor.key, self.mesh, 0, self.hosts[index].id, seat);
         let mut chain = vec![admission];
         chain.extend(sponsor.chain.iter().cloned());
         let identity =
@@ -652,13 +647,33 @@ impl World {
         for token in turn.lost_reads {
             self.on_lost_read(index, token);
         }
-        let host = &self.hosts[index];
-        let Some(driver) = &host.driver else { return };
-        if driver.replica().machine().is_removed(host.id) {
-            let now = self.now;
-            self.trace.note(now, || format!("host {index} has left"));
-            self.hosts[index].lose_power();
-            self.hosts[index].power = Power::Gone;
+        self.see_off();
+    }
+
+    /// A removed node may go once a majority of the voters that remain knows that it was removed.
+    /// Until then they may need its vote: raft acts on a change when it is applied, not before.
+    fn see_off(&mut self) {
+        for index in 0..self.hosts.len() {
+            let host = &self.hosts[index];
+            let Some(driver) = host.driver.as_ref().filter(|_| host.power == Power::On) else {
+                continue;
+            };
+            if !driver.replica().machine().is_removed(host.id) {
+                continue;
+            }
+            let config = driver.replica().config();
+            let knows = |other: &&Host| {
+                other.driver.as_ref().is_some_and(|d| d.replica().machine().is_removed(host.id))
+            };
+            let seats = (self.hosts.iter().filter(knows))
+                .filter_map(|other| other.identity.map(|identity| identity.raft_id))
+                .collect();
+            if !config.is_joint() && is_quorum(config, &seats) {
+                let now = self.now;
+                self.trace.note(now, || format!("host {index} has left"));
+                self.hosts[index].lose_power();
+                self.hosts[index].power = Power::Gone;
+            }
         }
     }
 
@@ -717,7 +732,9 @@ impl World {
         let members = replica.machine().members().values().filter(|m| !m.leaving).count();
         let wanted = mesh_consensus::autopilot::target(members);
         if config.voters.len() != wanted {
-            return Err(format!("{members} members, {:?} vote", config.voters));
+            let all = replica.machine().members().values();
+            let all: Vec<_> = all.map(|m| (m.seat, m.party.short(), m.leaving)).collect();
+            return Err(format!("{members} members {all:?}, {config:?}"));
         }
         for host in &running {
             let Some(driver) = &host.driver else { continue };

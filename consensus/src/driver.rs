@@ -177,6 +177,10 @@ pub struct Status {
     pub patience: (u64, u64),
 }
 
+fn has_change(entries: &[Entry]) -> bool {
+    entries.iter().any(|entry| matches!(entry.payload, Payload::Config(_)))
+}
+
 /// Who waits for a read that the leader has been asked about.
 #[derive(Debug, Clone, Copy)]
 enum Asker {
@@ -296,6 +300,9 @@ impl<L: Log, S: StateMachine + Clone> Driver<L, S> {
     fn pump(&mut self, out: &mut impl Outbox, turn: &mut Turn) -> Result<(), Stop> {
         let mut effects = self.core.ready();
         self.core.check()?;
+        if has_change(&effects.committed) {
+            (effects.write, effects.early) = (true, false);
+        }
         if self.settings.planted.has(Bug::TickInsideReady) {
             self.core.tick();
         }
@@ -319,6 +326,10 @@ impl<L: Log, S: StateMachine + Clone> Driver<L, S> {
         let committed = std::mem::take(&mut effects.committed);
         let late = self.core.persisted(effects);
         self.core.check()?;
+        if has_change(&late.committed) {
+            let hard_state = self.core.hard_state();
+            self.core.log_mut().write(&Write { hard_state, ..Write::default() })?;
+        }
         self.send(late.send, out);
         let drop_late = self.settings.planted.has(Bug::DropLightReady);
         let late_committed = if drop_late { Vec::new() } else { late.committed };
@@ -336,9 +347,15 @@ impl<L: Log, S: StateMachine + Clone> Driver<L, S> {
 
     /// Makes the effects durable, in one step.
     ///
-    /// Every write carries the commit index as it is now. So a log that holds a configuration
-    /// change also says that the change before it is committed, and its node applies that one
-    /// before it can campaign: otherwise two configurations without a common quorum could elect.
+    /// A commit index need not be on disk: a restart learns it again. Two things about
+    /// configurations rely on it all the same, because raft-rs acts on a change when it is applied:
+    ///
+    /// - Every write carries the commit index as it is now. So a log that holds a change also says
+    ///   that the change before it is committed, and its node applies that one before it can
+    ///   campaign: otherwise two configurations without a common quorum could elect.
+    /// - That a change is committed is on disk before anyone hears of it. A seat that it removes may
+    ///   go once a majority of the others knows; if they could forget, they would wait for its vote
+    ///   for ever.
     fn write(&mut self, effects: &Effects) -> Result<(), LogError> {
         if !effects.write {
             return Ok(());

@@ -7,11 +7,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use mesh_consensus::autopilot::{self, Candidate, Change, View, Waits};
+use mesh_consensus::autopilot::{self, Candidate, Change, Rule, View, Waits};
 use mesh_consensus::core::Role;
 use mesh_consensus::driver::{Driver, Event, Progress};
 use mesh_consensus::id::{NodeId, RaftId};
 use mesh_consensus::log::{Config, Log};
+use mesh_consensus::machine::StateMachine;
 use mesh_consensus::planted::Planted;
 use mesh_consensus::time::Time;
 
@@ -95,6 +96,7 @@ impl Voters {
             quorum_since: self.quorum_since,
             last_index: status.last_index,
             members: state.members().iter().filter_map(candidate).collect(),
+            rule: Rule(&|next| state.allows(next)),
             waits: self.waits,
             planted: self.planted,
         };

@@ -15,16 +15,18 @@
 //! [`MemDisk::fork`] is cheap: a simulator makes thousands of them. Whatever is random comes from
 //! the generator given at construction.
 
+mod image;
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use self::image::{Image, Op, page, pages_of};
 use crate::disk::{Disk, File, check_name, held};
 
-const PAGE: usize = 4096;
-/// What real disks write whole or not at all.
-const SECTOR: u64 = 512;
 const CRASHED: &str = "simulated crash";
 
 /// Whether `error` comes from [`MemDisk::crash_after`], or from a handle that a crash cut off.
@@ -59,6 +61,8 @@ struct Inner {
     life: u64,
     /// Effects that still succeed before the power goes.
     until_crash: Option<u64>,
+    /// Whether one has failed because it was gone.
+    has_crashed: bool,
     fail_next_sync: bool,
     is_full: bool,
     counters: Counters,
@@ -74,19 +78,6 @@ struct Content {
     is_open: bool,
 }
 
-#[derive(Clone)]
-enum Op {
-    Write { offset: u64, data: Vec<u8> },
-    SetLen(u64),
-}
-
-#[derive(Clone, Default)]
-struct Image {
-    len: u64,
-    /// As many as `len` needs. `None` is a page of zeros; bytes beyond `len` are zeros.
-    pages: Vec<Option<Arc<[u8; PAGE]>>>,
-}
-
 impl MemDisk {
     /// An empty disk.
     pub fn new(rng: fastrand::Rng) -> Self {
@@ -97,6 +88,7 @@ impl MemDisk {
             next_id: 0,
             life: 0,
             until_crash: None,
+            has_crashed: false,
             fail_next_sync: false,
             is_full: false,
             counters: Counters::default(),
@@ -118,6 +110,7 @@ impl MemDisk {
             next_id: inner.next_id,
             life: 0,
             until_crash: None,
+            has_crashed: false,
             fail_next_sync: false,
             is_full: false,
             counters: Counters::default(),
@@ -149,6 +142,7 @@ impl MemDisk {
         let inner = &mut *inner;
         inner.life += 1;
         inner.until_crash = None;
+        inner.has_crashed = false;
         inner.fail_next_sync = false;
         let named: BTreeSet<u64> = inner.names.values().copied().collect();
         inner.files.retain(|id, _| named.contains(id));
@@ -175,9 +169,9 @@ impl MemDisk {
         self.lock().until_crash = Some(n.saturating_sub(1));
     }
 
-    /// Whether the power that [`MemDisk::crash_after`] was to cut has been cut.
+    /// Whether an effect has failed since, because [`MemDisk::crash_after`] had cut the power.
     pub fn has_crashed(&self) -> bool {
-        self.lock().until_crash == Some(0)
+        self.lock().has_crashed
     }
 
     /// The next sync fails, and as on Linux it forgets what it should have written: readers still
@@ -337,7 +331,10 @@ impl Inner {
     /// Counts down to the crash.
     fn effect(&mut self) -> io::Result<()> {
         match &mut self.until_crash {
-            Some(0) => Err(io::Error::other(CRASHED)),
+            Some(0) => {
+                self.has_crashed = true;
+                Err(io::Error::other(CRASHED))
+            }
             Some(left) => {
                 *left -= 1;
                 Ok(())
@@ -446,228 +443,5 @@ impl File for MemFile {
             }
             Ok(())
         })
-    }
-}
-
-impl Image {
-    fn read(&self, mut offset: u64, mut out: &mut [u8]) -> io::Result<()> {
-        if offset.checked_add(out.len() as u64).is_none_or(|end| end > self.len) {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        while !out.is_empty() {
-            let start = offset as usize % PAGE;
-            let (now, later) = out.split_at_mut(out.len().min(PAGE - start));
-            match &self.pages[page(offset)] {
-                Some(bytes) => now.copy_from_slice(&bytes[start..start + now.len()]),
-                None => now.fill(0),
-            }
-            offset += now.len() as u64;
-            out = later;
-        }
-        Ok(())
-    }
-
-    fn write(&mut self, mut offset: u64, mut data: &[u8]) {
-        self.set_len(self.len.max(offset + data.len() as u64));
-        while !data.is_empty() {
-            let start = offset as usize % PAGE;
-            let (now, later) = data.split_at(data.len().min(PAGE - start));
-            let slot = &mut self.pages[page(offset)];
-            if let Ok(whole) = <&[u8; PAGE]>::try_from(now) {
-                *slot = Some(Arc::new(*whole));
-            } else {
-                let bytes = slot.get_or_insert_with(|| Arc::new([0; PAGE]));
-                Arc::make_mut(bytes)[start..start + now.len()].copy_from_slice(now);
-            }
-            offset += now.len() as u64;
-            data = later;
-        }
-    }
-
-    fn set_len(&mut self, len: u64) {
-        self.pages.resize((len as usize).div_ceil(PAGE), None);
-        let tail = len as usize % PAGE;
-        if len < self.len
-            && tail > 0
-            && let Some(Some(last)) = self.pages.last_mut()
-        {
-            Arc::make_mut(last)[tail..].fill(0);
-        }
-        self.len = len;
-    }
-
-    fn apply_torn(&mut self, op: Op, rng: &mut fastrand::Rng) {
-        match op {
-            Op::SetLen(len) => self.set_len(len),
-            Op::Write { offset, data } => {
-                let end = offset + data.len() as u64;
-                // The boundaries inside the write: a write within one sector cannot tear.
-                let (first, last) = (offset / SECTOR + 1, (end - 1) / SECTOR);
-                if first > last || rng.u8(..4) > 0 {
-                    return self.write(offset, &data);
-                }
-                let cut = (rng.u64(first..=last) * SECTOR - offset) as usize;
-                if rng.bool() {
-                    self.write(offset, &data[..cut]);
-                } else {
-                    self.write(offset + cut as u64, &data[cut..]);
-                }
-            }
-        }
-    }
-
-    fn flip(&mut self, byte: u64, bit: u8) -> bool {
-        if byte >= self.len {
-            return false;
-        }
-        let bytes = self.pages[page(byte)].get_or_insert_with(|| Arc::new([0; PAGE]));
-        Arc::make_mut(bytes)[byte as usize % PAGE] ^= 1 << (bit % 8);
-        true
-    }
-}
-
-fn page(offset: u64) -> usize {
-    offset as usize / PAGE
-}
-
-fn pages_of(offset: u64, len: usize) -> std::ops::Range<usize> {
-    page(offset)..(offset as usize + len).div_ceil(PAGE)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn disk(seed: u64) -> MemDisk {
-        MemDisk::new(fastrand::Rng::with_seed(seed))
-    }
-
-    fn bytes(disk: &MemDisk) -> Vec<u8> {
-        disk.contents("f").unwrap()
-    }
-
-    #[test]
-    fn a_crash_keeps_what_was_synced_and_any_part_of_the_rest() {
-        let (mut lost, mut kept, mut torn) = (0, 0, 0);
-        for seed in 0..200 {
-            let disk = disk(seed);
-            let file = disk.open("f").unwrap();
-            file.write_at(0, &[1; 8192]).unwrap();
-            file.sync().unwrap();
-            file.write_at(0, &[2; 4096]).unwrap();
-            disk.crash();
-            let after = bytes(&disk);
-            assert!(after[4096..].iter().all(|b| *b == 1));
-            let new = after.iter().filter(|b| **b == 2).count();
-            assert_eq!(new % 512, 0);
-            match new {
-                0 => lost += 1,
-                4096 => kept += 1,
-                _ => torn += 1,
-            }
-        }
-        assert!(lost > 50 && kept > 50 && torn > 10, "{lost} {kept} {torn}");
-    }
-
-    #[test]
-    fn the_same_seed_crashes_the_same_way() {
-        let run = || {
-            let disk = disk(7);
-            let file = disk.open("f").unwrap();
-            for i in 0..50_u8 {
-                file.write_at(u64::from(i) * 700, &[i; 3000]).unwrap();
-            }
-            disk.crash();
-            bytes(&disk)
-        };
-        assert_eq!(run(), run());
-    }
-
-    #[test]
-    fn a_handle_from_before_the_crash_is_dead() {
-        let disk = disk(1);
-        let file = disk.open("f").unwrap();
-        disk.crash();
-        assert!(is_simulated_crash(&file.write_at(0, b"x").unwrap_err()));
-        assert!(is_simulated_crash(&file.sync().unwrap_err()));
-        let again = disk.open("f").unwrap();
-        drop(file);
-        // The dead handle does not release what the new one holds.
-        assert!(disk.open("f").is_err());
-        drop(again);
-    }
-
-    #[test]
-    fn losing_what_is_unsynced_loses_all_of_it() {
-        let disk = disk(1);
-        let file = disk.open("f").unwrap();
-        file.write_at(0, b"old").unwrap();
-        file.sync().unwrap();
-        file.write_at(0, b"newer").unwrap();
-        assert_eq!(bytes(&disk), b"newer");
-        disk.lose_unsynced();
-        assert_eq!(bytes(&disk), b"old");
-    }
-
-    #[test]
-    fn a_failed_sync_forgets_while_readers_still_see() {
-        let disk = disk(1);
-        let file = disk.open("f").unwrap();
-        file.set_len(8192).unwrap();
-        file.sync().unwrap();
-        file.write_at(0, b"lost").unwrap();
-        disk.fail_next_sync();
-        assert!(file.sync().is_err());
-        file.write_at(4096, b"kept").unwrap();
-        file.sync().unwrap();
-        assert_eq!(&bytes(&disk)[..4], b"lost");
-        disk.crash();
-        assert_eq!(&bytes(&disk)[..4], b"\0\0\0\0");
-        assert_eq!(&bytes(&disk)[4096..4100], b"kept");
-    }
-
-    #[test]
-    fn a_full_disk_refuses_until_there_is_room() {
-        let disk = disk(1);
-        let file = disk.open("f").unwrap();
-        disk.set_full(true);
-        assert_eq!(file.write_at(0, b"x").unwrap_err().kind(), io::ErrorKind::StorageFull);
-        assert_eq!(file.set_len(9).unwrap_err().kind(), io::ErrorKind::StorageFull);
-        disk.set_full(false);
-        file.write_at(0, b"x").unwrap();
-    }
-
-    #[test]
-    fn the_power_goes_at_the_effect_that_was_asked_for() {
-        let disk = disk(1);
-        let file = disk.open("f").unwrap();
-        disk.crash_after(3);
-        file.write_at(0, b"a").unwrap();
-        file.sync().unwrap();
-        assert!(!disk.has_crashed() || bytes(&disk) == b"a");
-        assert!(is_simulated_crash(&file.write_at(0, b"b").unwrap_err()));
-        assert!(is_simulated_crash(&disk.rename("f", "g").unwrap_err()));
-        assert!(disk.has_crashed());
-        disk.crash();
-        assert_eq!(bytes(&disk), b"a");
-        disk.rename("f", "g").unwrap();
-    }
-
-    #[test]
-    fn rot_changes_one_bit_and_says_which() {
-        let disk = disk(1);
-        disk.put("f", &[0; 10_000]);
-        let (name, byte, bit) = disk.rot(&mut fastrand::Rng::with_seed(3)).unwrap();
-        assert_eq!(name, "f");
-        let mut want = vec![0; 10_000];
-        want[byte as usize] = 1 << bit;
-        assert_eq!(bytes(&disk), want);
-        let fork = disk.fork(fastrand::Rng::with_seed(0));
-        fork.crash();
-        assert_eq!(bytes(&fork), want);
-        disk.wipe();
-        assert!(!disk.exists("f").unwrap());
-        assert!(disk.rot(&mut fastrand::Rng::with_seed(3)).is_none());
-        assert_eq!(bytes(&fork), want);
     }
 }

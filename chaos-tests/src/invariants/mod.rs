@@ -21,6 +21,7 @@ mod one_leader;
 mod shared_quorum;
 
 pub use linearizable::History;
+pub(crate) use shared_quorum::is_quorum;
 
 /// One turn of one host, after everything that it did is durable.
 pub struct Seen<'a> {

@@ -396,8 +396,10 @@ fn quietly<T>(act: impl FnOnce() -> T) -> T {
     result
 }
 
+/// The first line of what a panic said.
 fn said(cause: &(dyn std::any::Any + Send)) -> String {
-    let text = cause.downcast_ref::<&str>().copied().map(str::to_owned);
-    let text = text.or_else(|| cause.downcast_ref::<String>().cloned());
-    format!("redb gave up on it ({})", text.as_deref().unwrap_or("no reason given"))
+    let text = cause.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| cause.downcast_ref::<String>().map(String::as_str));
+    let line = text.and_then(|text| text.lines().next()).unwrap_or("no reason given");
+    format!("redb gave up on it ({line})")
 }
