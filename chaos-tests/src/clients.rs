@@ -244,16 +244,33 @@ impl World {
         let host = self.clients.ops[index].host;
         if self.hosts[host].power == Power::Gone || self.is_out(index) {
             self.clients.give_up(index);
+            if let Aim::Seat { host: newcomer } = self.clients.ops[index].aim {
+                self.try_again(newcomer);
+            }
             return;
         }
         self.submit(index);
+    }
+
+    /// Whoever spoke for `newcomer` is gone. It may have been admitted without hearing of it.
+    fn try_again(&mut self, newcomer: usize) {
+        let node = self.hosts[newcomer].id;
+        if self.newest().is_some_and(|state| state.is_member(node)) {
+            self.begin_rejoin(newcomer);
+        } else if self.hosts[newcomer].starts > 0 {
+            // It was wiped, and then removed.
+            self.hosts[newcomer].power = Power::Gone;
+        } else {
+            self.begin_join(newcomer);
+        }
     }
 
     /// Whether the author of an operation is no longer a member: nothing will come of it.
     fn is_out(&self, index: usize) -> bool {
         let op = &self.clients.ops[index];
         let (Some(batch), Some(state)) = (&op.batch, self.newest()) else { return false };
-        !state.is_member(batch.author())
+        let author = batch.author();
+        state.removed().contains(&author) || state.members().get(&author).is_some_and(|m| m.leaving)
     }
 
     fn ask(&mut self, index: usize) {

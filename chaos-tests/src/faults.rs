@@ -95,6 +95,8 @@ pub struct Plan {
     pub pause: u64,
     /// Which faults, and how often.
     pub weights: Vec<(Fault, u32)>,
+    /// The longest that a host waits for more before it takes a turn.
+    pub batch: u64,
     /// Entries between two snapshots.
     pub snapshot_every: u64,
     /// Entries kept behind one.
@@ -106,6 +108,8 @@ pub struct Plan {
 pub enum Fault {
     /// The power fails, between any two effects.
     Crash,
+    /// The power fails twice, the second time in the election after the first.
+    CrashAtElection,
     /// Every host loses power.
     Blackout,
     /// A process stands still.
@@ -174,6 +178,7 @@ impl Plan {
             old_frames: true,
             pause: 400_000,
             weights: Vec::new(),
+            batch: [150, 150, 2_000][rng.usize(0..3)],
             snapshot_every: [8, 16, 64][rng.usize(0..3)],
             keep: [0, 4, 16][rng.usize(0..3)],
         };
@@ -207,7 +212,14 @@ impl Plan {
             }
             Story::Crashes => {
                 self.pause = 150_000;
-                vec![(Crash, 20), (Blackout, 1), (Storm, 1), (SyncError, 2), (OldFrame, 2)]
+                vec![
+                    (Crash, 16),
+                    (CrashAtElection, 4),
+                    (Blackout, 1),
+                    (Storm, 1),
+                    (SyncError, 2),
+                    (OldFrame, 2),
+                ]
             }
             Story::Network => {
                 self.pause = 250_000;
@@ -248,7 +260,9 @@ impl Plan {
                 self.spares = 0;
                 self.pause = 120_000;
                 self.loss = 0;
-                vec![(Crash, 20), (OneWay, 2), (Pause, 1)]
+                self.batch = 20_000;
+                self.think = 15_000;
+                vec![(Crash, 10), (CrashAtElection, 10), (OneWay, 2), (Pause, 1)]
             }
             Story::Sleeper => {
                 self.hosts = 3;
@@ -324,6 +338,10 @@ impl World {
         let host = running[self.rng.usize(0..running.len())];
         match fault {
             Fault::Crash => self.arm_crash(host),
+            Fault::CrashAtElection => {
+                self.power_cut(host);
+                self.hosts[host].crash_at_election = true;
+            }
             Fault::Blackout => running.iter().for_each(|host| self.power_cut(*host)),
             Fault::Pause => self.pause(host),
             Fault::Split => self.split(None),
@@ -393,7 +411,7 @@ impl World {
     fn arm_crash(&mut self, host: usize) {
         self.hosts[host].crash_after = Some(match self.rng.bool() {
             true => Crash::Sends(self.rng.u32(0..5)),
-            false => Crash::DiskOps(self.rng.u64(2..30)),
+            false => Crash::DiskOps(self.rng.u64(1..24)),
         });
     }
 
@@ -515,6 +533,9 @@ impl World {
         let status = driver.status();
         let (term, index) = (status.term + self.rng.u64(0..3), status.last_index);
         let seats: Vec<RaftId> = driver.replica().config().voters.iter().copied().collect();
+        if seats.is_empty() {
+            return;
+        }
         let body = match self.rng.u32(0..6) {
             0 => Body::Heartbeat { commit: index + 5, read: None },
             1 => Body::Append {

@@ -83,6 +83,8 @@ pub struct Host {
     pub starts: u64,
     /// Effects after which the power fails.
     pub crash_after: Option<Crash>,
+    /// The power fails in its next election.
+    pub crash_at_election: bool,
     /// Its disk was made to fail, so a stop is no surprise.
     pub disk_fault: bool,
     /// Its disk was made to rot, so a refusal to open is no surprise.
@@ -145,6 +147,7 @@ impl Host {
             sequence: 0,
             starts: 0,
             crash_after: None,
+            crash_at_election: false,
             disk_fault: false,
             rotten: false,
         }

@@ -7,6 +7,7 @@
 
 pub mod clients;
 pub mod faults;
+pub mod gate;
 pub mod genesis;
 pub mod host;
 pub mod invariants;

@@ -7,7 +7,8 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use clap::{Parser, Subcommand};
-use mesh_chaos_tests::world::{Options, Summary, Violation, World};
+use mesh_chaos_tests::gate::{MUTANTS, find};
+use mesh_chaos_tests::world::{Options, Summary, Violation, run};
 
 #[derive(Parser)]
 #[command(name = "mesh-chaos-tests", about = "The mesh in simulation, under faults")]
@@ -41,6 +42,12 @@ enum Command {
         /// Which one.
         seed: u64,
     },
+    /// Plants each known mistake and shows which seed finds it; exits 1 if one is not found.
+    Gate {
+        /// Only mistakes whose name contains this.
+        #[arg(default_value = "")]
+        filter: String,
+    },
 }
 
 fn main() -> ExitCode {
@@ -51,6 +58,7 @@ fn main() -> ExitCode {
             sim(from, seeds, minutes, jobs.unwrap_or_else(cores), violations)
         }
         Command::Replay { seed } => replay(seed),
+        Command::Gate { filter } => gate(&filter),
     }
 }
 
@@ -97,7 +105,7 @@ fn sim(from: u64, seeds: u64, minutes: Option<u64>, jobs: usize, most: usize) ->
                     if seed >= from.saturating_add(seeds) {
                         break;
                     }
-                    if sender.send(World::new(seed, Options::default()).run()).is_err() {
+                    if sender.send(run(seed, Options::default())).is_err() {
                         break;
                     }
                 }
@@ -169,7 +177,7 @@ fn summary(totals: &Totals, found: &[u64], elapsed: Duration, jobs: usize) {
 
 fn replay(seed: u64) -> ExitCode {
     let options = Options { keep_trace: true, ..Options::default() };
-    match World::new(seed, options).run() {
+    match run(seed, options) {
         Ok(summary) => {
             for line in &summary.lines {
                 println!("{line}");
@@ -185,4 +193,30 @@ fn replay(seed: u64) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+#[expect(clippy::disallowed_methods, reason = "measures how fast the simulator is")]
+fn gate(filter: &str) -> ExitCode {
+    let mut missed = 0;
+    for mutant in MUTANTS {
+        let name = format!("{:?}", mutant.bug);
+        if !name.to_lowercase().contains(&filter.to_lowercase()) {
+            continue;
+        }
+        let began = Instant::now();
+        let found = find(mutant);
+        let seconds = began.elapsed().as_secs_f64();
+        match found {
+            Some((seed, violation)) => {
+                let promise = violation.broken.promise;
+                println!("{name:20} found by seed {seed} in {seconds:.1} s: {promise}");
+                println!("{:20} {}", "", violation.broken.how);
+            }
+            None => {
+                missed += 1;
+                println!("{name:20} NOT FOUND in {} seeds, {seconds:.1} s", mutant.budget);
+            }
+        }
+    }
+    if missed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -102,6 +102,16 @@ impl std::fmt::Display for Violation {
     }
 }
 
+/// Runs a seed. A panic of the simulator itself is a violation, too: of its own promises.
+pub fn run(seed: u64, options: Options) -> Result<Summary, Box<Violation>> {
+    let result = catch_unwind(|| World::new(seed, options).run());
+    result.unwrap_or_else(|panic| {
+        let broken = Broken { promise: "the simulator works", how: panic_text(&*panic) };
+        let story = options.story.unwrap_or(Story::Mixed);
+        Err(Box::new(Violation { seed, story, at: 0, broken, lines: Vec::new() }))
+    })
+}
+
 /// What happens next.
 #[derive(Debug)]
 pub(crate) enum Happening {
@@ -341,7 +351,7 @@ impl World {
     /// A turn soon; what arrives until then shares it.
     pub(crate) fn schedule(&mut self, index: usize) {
         if !std::mem::replace(&mut self.hosts[index].is_scheduled, true) {
-            let pause = self.rng.u64(10..150);
+            let pause = self.rng.u64(10..self.plan.batch);
             self.later(pause, Happening::Run(index));
         }
     }
@@ -404,6 +414,12 @@ impl World {
         let was_asked = events.iter().any(|event| {
             matches!(event, Event::Received { message: Message { body: Body::TimeoutNow, .. }, .. })
         });
+        let before = driver.status();
+        let (elapsed, patience) = before.patience;
+        let stands = before.role != Role::Leader && elapsed + 1 >= patience;
+        if stands && std::mem::take(&mut host.crash_at_election) {
+            host.crash_after = Some(Crash::DiskOps(self.rng.u64(1..6)));
+        }
         let crash = host.crash_after.take();
         let mut left = None;
         match crash {
@@ -411,7 +427,6 @@ impl World {
             Some(Crash::DiskOps(ops)) => host.disk.crash_after(ops),
             None => {}
         }
-        let before = driver.status();
         let disk = host.disk.clone();
         let mut sent = Sent { messages: Vec::new(), left, disk: &disk, is_dead: false };
         let result = catch_unwind(AssertUnwindSafe(|| driver.turn(wall, events, &mut sent)));
@@ -458,7 +473,7 @@ impl World {
                 self.hosts[index].driver = Some(driver);
                 observed?;
                 self.route(index, messages);
-                self.after_turn(index, turn);
+                self.after_turn(index, turn)?;
                 if crash.is_some() || is_dead {
                     self.power_cut(index);
                 }
@@ -610,6 +625,7 @@ impl World {
     fn route(&mut self, from: usize, messages: Vec<(NodeId, Message)>) {
         let id = self.hosts[from].id;
         for (node, message) in messages {
+            self.invariants.spoke(from, &message);
             let Some(to) = self.hosts.iter().position(|host| host.id == node) else { continue };
             if self.rng.u32(0..1000) < 10 && self.plan.old_frames {
                 if self.old_frames.len() >= OLD_FRAMES {
@@ -637,7 +653,10 @@ impl World {
         Time(millis.saturating_add_signed(self.hosts[index].skew))
     }
 
-    fn after_turn(&mut self, index: usize, turn: Turn) {
+    fn after_turn(&mut self, index: usize, turn: Turn) -> Result<(), Broken> {
+        if let Some(halt) = turn.too_old {
+            return self.on_stop(index, &Stop::Halt(halt), false);
+        }
         for answer in turn.answers {
             self.on_answer(index, &answer);
         }
@@ -648,6 +667,7 @@ impl World {
             self.on_lost_read(index, token);
         }
         self.see_off();
+        Ok(())
     }
 
     /// A removed node may go once a majority of the voters that remain knows that it was removed.

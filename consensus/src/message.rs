@@ -21,7 +21,8 @@ pub struct Message {
     pub from: RaftId,
     /// To whom.
     pub to: RaftId,
-    /// The speaker's term. For a pre-vote, the term that it would campaign in.
+    /// The speaker's term; for a pre-vote and its answer, the term of the campaign in question; zero
+    /// in what is not raft's.
     pub term: u64,
     /// What it says.
     pub body: Body,

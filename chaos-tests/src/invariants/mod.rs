@@ -5,6 +5,7 @@
 
 use mesh_consensus::driver::{Status, Turn};
 use mesh_consensus::id::{NodeId, RaftId};
+use mesh_consensus::message::Message;
 use mesh_consensus::replica::Replica;
 use mesh_node::state::State;
 use mesh_storage::log::RedbLog;
@@ -82,6 +83,11 @@ impl Invariants {
         named("configurations share a quorum", self.shared_quorum.observe(seen))?;
         named("time, fences and promises only grow", self.monotonic.observe(seen))?;
         named("a waking node listens first", self.listens_first.observe(seen))
+    }
+
+    /// A message of a host got out, perhaps the last thing it did.
+    pub fn spoke(&mut self, host: usize, message: &Message) {
+        self.monotonic.spoke(host, message);
     }
 
     /// A host came up from its disk, before its first turn.

@@ -1,10 +1,11 @@
 //! Mesh time and fences never go back, an applied index never goes back while a node runs, and no
-//! node ever forgets a term it has seen or a vote it has given.
+//! node ever forgets a term it has spoken in or a vote it has given.
 
 use std::collections::BTreeMap;
 
 use mesh_consensus::id::RaftId;
 use mesh_consensus::log::{HardState, Log};
+use mesh_consensus::message::{Body, Message};
 use mesh_consensus::time::Time;
 use mesh_storage::log::RedbLog;
 
@@ -15,6 +16,8 @@ pub(super) struct Monotonic {
     times: BTreeMap<u64, Time>,
     /// What each data directory has promised, by its seat.
     promised: BTreeMap<(usize, RaftId), HardState>,
+    /// The latest term in which each data directory has spoken.
+    spoken: BTreeMap<(usize, RaftId), u64>,
     /// The seat of each node, and when it was given.
     seats: BTreeMap<[u8; 32], RaftId>,
 }
@@ -48,12 +51,31 @@ impl Monotonic {
         Ok(())
     }
 
+    /// A message got out, whatever became of its sender then.
+    pub(super) fn spoke(&mut self, host: usize, message: &Message) {
+        let is_hypothetical = matches!(
+            message.body,
+            Body::Vote { pre: true, .. } | Body::VoteReply { pre: true, .. }
+        );
+        if !is_hypothetical {
+            let last = self.spoken.entry((host, message.from)).or_default();
+            *last = message.term.max(*last);
+        }
+    }
+
     pub(super) fn opened(
         &mut self,
         host: usize,
         seat: RaftId,
         log: &RedbLog,
     ) -> Result<(), String> {
+        let spoken = self.spoken.get(&(host, seat)).copied().unwrap_or(0);
+        if log.hard_state().term < spoken {
+            return Err(format!(
+                "host {host} has spoken in term {spoken} and came back in term {}",
+                log.hard_state().term
+            ));
+        }
         let Some(before) = self.promised.get(&(host, seat)) else { return Ok(()) };
         let now = log.hard_state();
         let forgot_vote =
