@@ -161,7 +161,7 @@ impl World {
     fn call(&mut self, client: usize) {
         let Some(host) = self.awake_member() else { return };
         let key = self.rng.usize(0..self.clients.keys);
-        let writes = self.rng.u32(0..100) < 60;
+        let writes = self.rng.u32(0..100) < self.plan.writes;
         // Names belong to a party: only its own nodes write them.
         let party = key % self.parties.len();
         if !writes || self.hosts[host].party != party {
@@ -237,7 +237,7 @@ impl World {
         }
         // One without a directory of its own needs somebody who speaks for it.
         if matches!(op.aim, Aim::Seat { .. })
-            && let Some(host) = self.awake_member()
+            && let Some(host) = self.awake_seat()
         {
             self.clients.ops[index].host = host;
         }
@@ -340,8 +340,17 @@ impl World {
 
     /// A host that runs, is a member and is fed by raft.
     pub(crate) fn awake_member(&mut self) -> Option<usize> {
+        self.awake(World::is_fed)
+    }
+
+    /// A host that runs and is fed by raft. One that is leaving can still pass on what others sign.
+    fn awake_seat(&mut self) -> Option<usize> {
+        self.awake(World::has_seat)
+    }
+
+    fn awake(&mut self, suits: impl Fn(&World, usize) -> bool) -> Option<usize> {
         let able: Vec<usize> = (0..self.hosts.len())
-            .filter(|host| self.hosts[*host].is_awake(self.now) && self.is_fed(*host))
+            .filter(|host| self.hosts[*host].is_awake(self.now) && suits(self, *host))
             .collect();
         (!able.is_empty()).then(|| able[self.rng.usize(0..able.len())])
     }
@@ -362,7 +371,7 @@ impl World {
     /// A wiped host asks for a new seat, with its own signature.
     pub(crate) fn begin_rejoin(&mut self, index: usize) {
         let batch = self.sign(index, vec![Act::Rejoin(Rejoin {}).command()]);
-        let host = self.awake_member().unwrap_or(index);
+        let host = self.awake_seat().unwrap_or(index);
         let op = self.open(Aim::Seat { host: index }, host, Some(batch));
         self.submit(op);
     }

@@ -12,7 +12,7 @@ use mesh_consensus::message::{Body, Message};
 use mesh_consensus::planted::Bug;
 use mesh_node::state::level::LEVEL;
 
-use crate::host::{Crash, Power};
+use crate::host::{Crash, Power, Weakness};
 use crate::invariants::Broken;
 use crate::world::{Happening, World};
 
@@ -37,11 +37,13 @@ pub enum Story {
     Levels,
     /// Pauses and clocks that run fast, slow and wrong.
     Clocks,
+    /// Many reads on followers that lag, and answers that come late and twice.
+    Reads,
 }
 
 impl Story {
     /// All of them.
-    pub const ALL: [Story; 9] = [
+    pub const ALL: [Story; 10] = [
         Story::Mixed,
         Story::Crashes,
         Story::Network,
@@ -51,6 +53,7 @@ impl Story {
         Story::Sleeper,
         Story::Levels,
         Story::Clocks,
+        Story::Reads,
     ];
 }
 
@@ -83,6 +86,8 @@ pub struct Plan {
     pub keys: usize,
     /// How long a client waits between two calls.
     pub think: u64,
+    /// Calls that write, in hundredths.
+    pub writes: u32,
     /// Messages lost, in thousandths.
     pub loss: u32,
     /// Messages delivered twice, in thousandths.
@@ -108,8 +113,8 @@ pub struct Plan {
 pub enum Fault {
     /// The power fails, between any two effects.
     Crash,
-    /// The power fails twice, the second time in the election after the first.
-    CrashAtElection,
+    /// The power fails twice, the second time at a weak moment after the first.
+    CrashAgain,
     /// Every host loses power.
     Blackout,
     /// A process stands still.
@@ -172,6 +177,7 @@ impl Plan {
             clients: 3,
             keys: 3,
             think: 60_000,
+            writes: 60,
             loss: [0, 0, 10, 50][rng.usize(0..4)],
             duplicates: [0, 10, 50][rng.usize(0..3)],
             delay: [1_000, 3_000, 20_000][rng.usize(0..3)],
@@ -214,7 +220,7 @@ impl Plan {
                 self.pause = 150_000;
                 vec![
                     (Crash, 16),
-                    (CrashAtElection, 4),
+                    (CrashAgain, 4),
                     (Blackout, 1),
                     (Storm, 1),
                     (SyncError, 2),
@@ -262,7 +268,7 @@ impl Plan {
                 self.loss = 0;
                 self.batch = 20_000;
                 self.think = 15_000;
-                vec![(Crash, 10), (CrashAtElection, 10), (OneWay, 2), (Pause, 1)]
+                vec![(Crash, 10), (CrashAgain, 10), (OneWay, 2), (Pause, 1)]
             }
             Story::Sleeper => {
                 self.hosts = 3;
@@ -288,6 +294,15 @@ impl Plan {
             Story::Clocks => {
                 self.pause = 200_000;
                 vec![(Pause, 8), (Clock, 8), (Crash, 3), (Transfer, 3), (Split, 2)]
+            }
+            Story::Reads => {
+                self.keys = 1;
+                self.think = 10_000;
+                self.writes = 25;
+                self.duplicates = 200;
+                self.loss = 100;
+                self.pause = 300_000;
+                vec![(OneWay, 6), (Split, 2), (Transfer, 4), (Storm, 2), (OldFrame, 4)]
             }
         };
         (self.voters, self.learners) = match self.hosts {
@@ -338,9 +353,10 @@ impl World {
         let host = running[self.rng.usize(0..running.len())];
         match fault {
             Fault::Crash => self.arm_crash(host),
-            Fault::CrashAtElection => {
+            Fault::CrashAgain => {
                 self.power_cut(host);
-                self.hosts[host].crash_at_election = true;
+                let weakness = [Weakness::Election, Weakness::CatchUp][self.rng.usize(0..2)];
+                self.hosts[host].crash_at = Some(weakness);
             }
             Fault::Blackout => running.iter().for_each(|host| self.power_cut(*host)),
             Fault::Pause => self.pause(host),
@@ -480,6 +496,7 @@ impl World {
             let mut rng = self.rng.fork();
             self.hosts[host].disk.rot(&mut rng);
             self.hosts[host].rotten = true;
+            self.trace.note(self.now, || format!("the disk of host {host} rots"));
             self.later(200_000, Happening::Start(host));
         }
     }

@@ -12,7 +12,7 @@ use mesh_node::state::founding::{Founding, mesh_id};
 use mesh_node::state::name::Name;
 use mesh_node::state::party::Slot;
 use mesh_node::state::request::{JointAct, RequestId};
-use mesh_node::state::ticket::sign_join;
+use mesh_node::state::ticket::{sign_consent, sign_join};
 use mesh_node::state::{FOUNDERS_SEAT, State};
 
 /// When every simulated mesh begins.
@@ -169,12 +169,14 @@ impl Growth {
 
 /// What admits `host` with the ticket of `party`.
 pub fn admit(mesh: MeshId, host: usize, party: usize) -> Act {
-    let seed = ticket_seed(party);
-    let node = node_id(&node_key(host));
+    let (seed, key) = (ticket_seed(party), node_key(host));
+    let ticket = TicketId(seed.verifying_key().to_bytes());
+    let node = node_id(&key);
     Act::Admit(Admit {
-        ticket: TicketId(seed.verifying_key().to_bytes()),
+        ticket,
         node,
         name: name(&format!("n{host}")),
         proof: sign_join(&seed, mesh, node),
+        consent: sign_consent(&key, mesh, ticket, party_id(&party_key(party))),
     })
 }

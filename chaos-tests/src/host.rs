@@ -83,12 +83,21 @@ pub struct Host {
     pub starts: u64,
     /// Effects after which the power fails.
     pub crash_after: Option<Crash>,
-    /// The power fails in its next election.
-    pub crash_at_election: bool,
+    /// The power fails at its next moment of that kind.
+    pub crash_at: Option<Weakness>,
     /// Its disk was made to fail, so a stop is no surprise.
     pub disk_fault: bool,
     /// Its disk was made to rot, so a refusal to open is no surprise.
     pub rotten: bool,
+}
+
+/// A moment at which much is at stake.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Weakness {
+    /// It stands for election.
+    Election,
+    /// It receives entries that are already committed.
+    CatchUp,
 }
 
 /// When the power fails.
@@ -147,7 +156,7 @@ impl Host {
             sequence: 0,
             starts: 0,
             crash_after: None,
-            crash_at_election: false,
+            crash_at: None,
             disk_fault: false,
             rotten: false,
         }

@@ -7,6 +7,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use clap::{Parser, Subcommand};
+use mesh_chaos_tests::faults::Story;
 use mesh_chaos_tests::gate::{MUTANTS, find};
 use mesh_chaos_tests::world::{Options, Summary, Violation, run};
 
@@ -33,6 +34,9 @@ enum Command {
         /// How many at once; all cores by default.
         #[arg(long)]
         jobs: Option<usize>,
+        /// Only this kind of story (mixed, crashes, network, disks …); by default each seed has its own.
+        #[arg(long, value_parser = story)]
+        story: Option<Story>,
         /// Go on after a violation, up to so many.
         #[arg(long, default_value_t = 1)]
         violations: usize,
@@ -41,6 +45,9 @@ enum Command {
     Replay {
         /// Which one.
         seed: u64,
+        /// The story that was asked for, if one was.
+        #[arg(long, value_parser = story)]
+        story: Option<Story>,
     },
     /// Plants each known mistake and shows which seed finds it; exits 1 if one is not found.
     Gate {
@@ -54,12 +61,20 @@ fn main() -> ExitCode {
     // A panic inside a simulated node is caught and judged; its words come with the violation.
     std::panic::set_hook(Box::new(|_| {}));
     match Args::parse().command {
-        Command::Sim { seeds, from, minutes, jobs, violations } => {
-            sim(from, seeds, minutes, jobs.unwrap_or_else(cores), violations)
+        Command::Sim { seeds, from, minutes, jobs, story, violations } => {
+            let options = Options { story, ..Options::default() };
+            sim(from, seeds, options, minutes, jobs.unwrap_or_else(cores), violations)
         }
-        Command::Replay { seed } => replay(seed),
+        Command::Replay { seed, story } => replay(seed, story),
         Command::Gate { filter } => gate(&filter),
     }
+}
+
+fn story(text: &str) -> Result<Story, String> {
+    let names: Vec<String> =
+        Story::ALL.iter().map(|story| format!("{story:?}").to_lowercase()).collect();
+    let found = names.iter().position(|name| name == text);
+    found.map(|place| Story::ALL[place]).ok_or_else(|| format!("one of {}", names.join(", ")))
 }
 
 fn cores() -> usize {
@@ -88,7 +103,14 @@ impl Totals {
 }
 
 #[expect(clippy::disallowed_methods, reason = "measures how fast the simulator is")]
-fn sim(from: u64, seeds: u64, minutes: Option<u64>, jobs: usize, most: usize) -> ExitCode {
+fn sim(
+    from: u64,
+    seeds: u64,
+    options: Options,
+    minutes: Option<u64>,
+    jobs: usize,
+    most: usize,
+) -> ExitCode {
     let began = Instant::now();
     let deadline = minutes.map(|minutes| began + Duration::from_secs(60 * minutes));
     let next = AtomicU64::new(from);
@@ -105,7 +127,7 @@ fn sim(from: u64, seeds: u64, minutes: Option<u64>, jobs: usize, most: usize) ->
                     if seed >= from.saturating_add(seeds) {
                         break;
                     }
-                    if sender.send(run(seed, Options::default())).is_err() {
+                    if sender.send(run(seed, options)).is_err() {
                         break;
                     }
                 }
@@ -175,8 +197,8 @@ fn summary(totals: &Totals, found: &[u64], elapsed: Duration, jobs: usize) {
     }
 }
 
-fn replay(seed: u64) -> ExitCode {
-    let options = Options { keep_trace: true, ..Options::default() };
+fn replay(seed: u64, story: Option<Story>) -> ExitCode {
+    let options = Options { story, keep_trace: true, ..Options::default() };
     match run(seed, options) {
         Ok(summary) => {
             for line in &summary.lines {

@@ -20,7 +20,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::admission::{Admission, NotAdmitted, vouch};
-use crate::admit::{CEILING, Ground, Refused, admit};
+use crate::admit::{Ground, Refused, admit};
 use crate::command::Batch;
 use crate::core::{Core, Effects, Pace, Role};
 use crate::id::{Hash, NodeId, RaftId};
@@ -30,6 +30,10 @@ use crate::message::{Body, Message};
 use crate::planted::{Bug, Planted};
 use crate::replica::{Applied, Fact, Receipt, Rejected, Replica, Verdict};
 use crate::time::Time;
+
+mod reads;
+
+use reads::{Asker, PendingRead};
 
 /// Batches that may wait at once; more are turned away.
 pub const MAX_WAITING: usize = 4096;
@@ -179,21 +183,6 @@ pub struct Status {
 
 fn has_change(entries: &[Entry]) -> bool {
     entries.iter().any(|entry| matches!(entry.payload, Payload::Config(_)))
-}
-
-/// Who waits for a read that the leader has been asked about.
-#[derive(Debug, Clone, Copy)]
-enum Asker {
-    Here { token: u64 },
-    Peer { seat: RaftId, context: u64 },
-}
-
-#[derive(Debug)]
-struct PendingRead {
-    asker: Asker,
-    expires: u64,
-    /// Set once the leader has answered.
-    index: Option<u64>,
 }
 
 /// One member's part in the agreement.
@@ -451,17 +440,7 @@ impl<L: Log, S: StateMachine + Clone> Driver<L, S> {
         for _ in 0..times {
             self.core.tick();
         }
-        let lost: Vec<u64> = (self.reads.iter())
-            .filter(|(_, read)| read.expires <= self.ticks)
-            .map(|(context, _)| *context)
-            .collect();
-        for context in lost {
-            if let Some(PendingRead { asker: Asker::Here { token }, .. }) =
-                self.reads.remove(&context)
-            {
-                turn.lost_reads.push(token);
-            }
-        }
+        self.drop_late_reads(turn);
         if self.ticks >= self.fresh_until {
             self.core.offer_snapshot(None);
         }
@@ -608,63 +587,6 @@ impl<L: Log, S: StateMachine + Clone> Driver<L, S> {
         }
         batch.verify(self.replica.mesh(), self.replica.epoch()).map_err(|_| Refused::Batch)?;
         if self.core.propose(now, bytes) { Ok(()) } else { Err(Refused::Busy) }
-    }
-
-    fn on_read(&mut self, token: u64, out: &mut impl Outbox, turn: &mut Turn) {
-        if self.settings.planted.has(Bug::LocalRead) {
-            turn.reads.push(token);
-        } else if self.ask(Asker::Here { token }, out).is_err() {
-            turn.lost_reads.push(token);
-        }
-    }
-
-    /// Asks a majority, through raft if this node leads, through the leader otherwise.
-    fn ask(&mut self, asker: Asker, out: &mut impl Outbox) -> Result<(), Refused> {
-        if self.reads.len() >= MAX_READS {
-            return Err(Refused::Busy);
-        }
-        let leads = self.core.role() == Role::Leader;
-        if !leads && matches!(asker, Asker::Peer { .. }) {
-            return Err(Refused::NotLeader);
-        }
-        let leader = self.core.leader().ok_or(Refused::NotLeader)?;
-        // A number is never used twice: an answer to an earlier question must not pass for one to
-        // this.
-        if !self.settings.planted.has(Bug::ReuseReadContext) {
-            self.next_read += 1;
-        }
-        let context = self.next_read;
-        // Long enough for a slow round trip, short enough to try the next leader soon.
-        let expires = self.ticks + 2 * self.settings.pace.election as u64;
-        self.reads.insert(context, PendingRead { asker, expires, index: None });
-        if leads {
-            self.core.read(context);
-        } else {
-            self.say(leader, Body::Read { context }, out);
-        }
-        Ok(())
-    }
-
-    fn answer_reads(&mut self, turn: &mut Turn, out: &mut impl Outbox) {
-        let applied = self.replica.index();
-        let ready: Vec<u64> = (self.reads.iter())
-            .filter(|(_, read)| match (read.index, read.asker) {
-                (None, _) => false,
-                (Some(_), Asker::Peer { .. }) => true,
-                (Some(index), Asker::Here { .. }) => index <= applied,
-            })
-            .map(|(context, _)| *context)
-            .collect();
-        for context in ready {
-            match self.reads.remove(&context) {
-                Some(PendingRead { asker: Asker::Here { token }, .. }) => turn.reads.push(token),
-                Some(PendingRead { asker: Asker::Peer { seat, context }, index, .. }) => {
-                    let index = index.unwrap_or(CEILING);
-                    self.say(seat, Body::ReadReply { context, index }, out);
-                }
-                None => {}
-            }
-        }
     }
 
     fn on_introduced(&mut self, chain: &[Admission], turn: &mut Turn) {

@@ -25,8 +25,8 @@ pub(super) fn conf_change(change: &ConfigChange) -> ConfChangeV2 {
     if let ConfigChange::Seats(seats) = change {
         let singles: Vec<ConfChangeSingle> = (seats.iter())
             .map(|seat| {
-                let mut single = ConfChangeSingle::default();
-                single.node_id = seat.id().0;
+                let mut single =
+                    ConfChangeSingle { node_id: seat.id().0, ..ConfChangeSingle::default() };
                 single.set_change_type(match seat {
                     Seat::Voter(_) => ConfChangeType::AddNode,
                     Seat::Learner(_) => ConfChangeType::AddLearnerNode,
@@ -105,8 +105,8 @@ pub(super) fn from_entries(entries: Vec<eraftpb::Entry>, skip_empty: bool) -> Ve
 }
 
 pub(super) fn to_snapshot(snapshot: &Snapshot) -> eraftpb::Snapshot {
-    let mut raft = eraftpb::Snapshot::default();
-    raft.data = snapshot.data.clone().into();
+    let mut raft =
+        eraftpb::Snapshot { data: snapshot.data.clone().into(), ..eraftpb::Snapshot::default() };
     let meta = raft.mut_metadata();
     meta.index = snapshot.index;
     meta.term = snapshot.term;

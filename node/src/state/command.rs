@@ -139,6 +139,8 @@ pub struct Admit {
     pub name: Name,
     /// By the ticket's key: see [`super::ticket::sign_join`].
     pub proof: SignatureBytes,
+    /// By the newcomer's own key: see [`super::ticket::sign_consent`].
+    pub consent: SignatureBytes,
 }
 
 /// The author has come back with an empty data directory and takes the entry's index as its seat.

@@ -73,6 +73,9 @@ refusals! {
     // Names.
     36 NameChanged "the name does not stand for what was expected";
     37 TooManyNames "the party has as many names as it may have";
+
+    // Admission, once more.
+    38 BadConsent "the node's key did not agree to this ticket and its party in this mesh";
 }
 
 impl Refusal {
@@ -108,5 +111,6 @@ mod tests {
         assert_eq!(Refusal::LastMember.code(), 24);
         assert_eq!(Refusal::NotAllSupport.code(), 34);
         assert_eq!(Refusal::TooManyNames.code(), 37);
+        assert_eq!(Refusal::BadConsent.code(), 38);
     }
 }

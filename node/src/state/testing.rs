@@ -17,7 +17,7 @@ use super::name::Name;
 use super::party::{SignatureBytes, Slot};
 use super::refusal::Refusal;
 use super::request::{JointAct, RequestId};
-use super::ticket::sign_join;
+use super::ticket::{sign_consent, sign_join};
 
 fn key(role: u8, n: u8) -> SigningKey {
     let mut bytes = [role; 32];
@@ -158,10 +158,17 @@ impl Scene {
         self.signed(&node(1), &party(of), act).unwrap();
     }
 
-    /// Node `n` coming with ticket `ticket`.
+    /// Node `n` coming with ticket `with`, to the party that has it; to party 1 if none has.
     pub(super) fn admit(&self, with: u8, n: u8) -> Admit {
-        let proof = sign_join(&seed(with), self.mesh, id(n));
-        Admit { ticket: ticket(with), node: id(n), name: name(&format!("n{n}")), proof }
+        let ticket = ticket(with);
+        let party = self.state.tickets().get(&ticket).map_or(party_id(1), |found| found.party);
+        Admit {
+            ticket,
+            node: id(n),
+            name: name(&format!("n{n}")),
+            proof: sign_join(&seed(with), self.mesh, id(n)),
+            consent: sign_consent(&node(n), self.mesh, ticket, party),
+        }
     }
 
     /// Lets node `n` into party `of`, with a ticket of its own.
@@ -257,13 +264,15 @@ pub(super) fn any_act(random: &mut fastrand::Rng, now: Time) -> Act {
         .into(),
         1 => TicketRevoke { ticket: ticket(n) }.into(),
         2 => {
-            let newcomer = id(random.u8(1..9));
+            let newcomer = random.u8(1..9);
+            let mesh = mesh_id(&founding());
             let proof = if random.u8(0..8) == 0 {
                 SignatureBytes([n; 64])
             } else {
-                sign_join(&seed(n), mesh_id(&founding()), newcomer)
+                sign_join(&seed(n), mesh, id(newcomer))
             };
-            Admit { ticket: ticket(n), node: newcomer, name: label, proof }.into()
+            let consent = sign_consent(&node(newcomer), mesh, ticket(n), party);
+            Admit { ticket: ticket(n), node: id(newcomer), name: label, proof, consent }.into()
         }
         3 => Rejoin {}.into(),
         4 => Leave { node: id(random.u8(1..9)) }.into(),

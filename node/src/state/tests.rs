@@ -14,6 +14,7 @@ use super::founding::mesh_id;
 use super::party::Slot;
 use super::refusal::Refusal;
 use super::testing::{Scene, any_act, founding, id, name, node, party, party_id};
+use super::ticket::sign_consent;
 
 /// One line of a made-up history.
 #[derive(Debug, Clone)]
@@ -121,6 +122,13 @@ fn make_likely(act: &mut Act, guide: &State, random: &mut fastrand::Rng) -> u8 {
     }
     match act {
         Act::TicketNew(act) => act.party = party_id(signer),
+        Act::Admit(act) => {
+            let newcomer = (1..9).find(|n| id(*n) == act.node);
+            if let (Some(n), Some(ticket)) = (newcomer, guide.tickets().get(&act.ticket)) {
+                let mesh = mesh_id(&founding());
+                act.consent = sign_consent(&node(n), mesh, act.ticket, ticket.party);
+            }
+        }
         Act::NameSet(act) => {
             act.party = party_id(signer);
             act.expect = guide.name(act.party, &act.name);
@@ -178,6 +186,7 @@ fn any_history_gives_two_replicas_the_same_bytes_and_a_snapshot_is_all_of_it() {
     // The histories are worth something only if every kind took effect and most refusals came.
     assert_eq!(done.len(), KINDS.len(), "{done:?}");
     assert!(reasons.len() > 25, "{reasons:?}");
+    assert!(reasons.contains(&Refusal::BadConsent.code()), "{reasons:?}");
 }
 
 #[test]

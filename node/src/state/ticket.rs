@@ -1,14 +1,25 @@
 //! Tickets: how a node that nobody knows becomes a member.
 //!
 //! A ticket is an Ed25519 seed that its party hands out; the state keeps the public key alone. A
-//! newcomer signs its own key with the seed, for this mesh:
+//! newcomer signs twice, with the seed and with its own key:
 //!
 //! ```text
-//! signed = DOMAIN ‖ mesh (32) ‖ node (32)
+//! proof   = by the ticket's key: JOIN    ‖ mesh (32) ‖ node (32)
+//! consent = by the node's key:   CONSENT ‖ mesh (32) ‖ ticket (32) ‖ party (32)
 //! ```
 //!
-//! Whoever sees the join can therefore not use it for another key or in another mesh. Using a
-//! ticket up is a command like any other, so of two that race for its last use one is refused.
+//! The proof says that the ticket lets this node in: whoever sees a join cannot use it for another
+//! key or in another mesh. The consent says that the node wants this party: nobody who has a ticket
+//! can draw somebody else's key into a party. A ticket's key is free again once the ticket has been
+//! cleared away, and any party may then register it, so the consent names the party too: an old
+//! join does not become one to whoever came later.
+//!
+//! Neither names the epoch. A newcomer has no way to know it but from the member that it meets, and
+//! a recovery leaves mesh, tickets and parties as they were: what was agreed to is still what
+//! happens. It happens once, as neither a member nor a removed key is admitted.
+//!
+//! Using a ticket up is a command like any other, so of two that race for its last use one is
+//! refused.
 
 use ed25519_dalek::{Signer, SigningKey};
 use mesh_consensus::command::verify;
@@ -28,7 +39,8 @@ pub const MAX_USES: u32 = 10_000;
 /// A party has at most this many tickets that can still be used.
 pub const MAX_TICKETS: usize = 1024;
 
-const DOMAIN: &[u8] = b"mesh/join/1\0";
+const JOIN: &[u8] = b"mesh/join/1\0";
+const CONSENT: &[u8] = b"mesh/join-consent/1\0";
 
 /// A ticket that was made and not taken back. Its key in the state is its public key.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,11 +65,28 @@ impl Ticket {
 
 /// Signs, with a ticket's seed, that `node` may join `mesh`.
 pub fn sign_join(seed: &SigningKey, mesh: MeshId, node: NodeId) -> SignatureBytes {
-    SignatureBytes(seed.sign(&signed_bytes(mesh, node)).to_bytes())
+    SignatureBytes(seed.sign(&join_bytes(mesh, node)).to_bytes())
 }
 
-fn signed_bytes(mesh: MeshId, node: NodeId) -> Vec<u8> {
-    [DOMAIN, &mesh.0, &node.0].concat()
+/// Signs, with a newcomer's own key, that it wants to join `party` in `mesh` with `ticket`.
+///
+/// All three must come from the ticket as it was handed over, not from the member that lets the
+/// newcomer in: that one could name a party of its own.
+pub fn sign_consent(
+    node: &SigningKey,
+    mesh: MeshId,
+    ticket: TicketId,
+    party: PartyId,
+) -> SignatureBytes {
+    SignatureBytes(node.sign(&consent_bytes(mesh, ticket, party)).to_bytes())
+}
+
+fn join_bytes(mesh: MeshId, node: NodeId) -> Vec<u8> {
+    [JOIN, &mesh.0, &node.0].concat()
+}
+
+fn consent_bytes(mesh: MeshId, ticket: TicketId, party: PartyId) -> Vec<u8> {
+    [CONSENT, &mesh.0, &ticket.0, &party.0].concat()
 }
 
 impl Facts {
@@ -101,7 +130,7 @@ impl Facts {
         Ok(())
     }
 
-    /// The ticket, if it lets this node in here and now. Nothing is used up yet.
+    /// The ticket, if it lets this node in here and now and the node agrees. Nothing is used up yet.
     pub(super) fn check_ticket(&self, at: &At, act: &Admit) -> Result<Ticket, Refusal> {
         let ticket = self.tickets.get(&act.ticket).ok_or(Refusal::NoSuchTicket)?;
         if ticket.expires <= at.time {
@@ -110,8 +139,13 @@ impl Facts {
         if ticket.uses_left == 0 {
             return Err(Refusal::TicketUsedUp);
         }
-        if !verify(&act.ticket.0, &signed_bytes(at.mesh, act.node), &act.proof.0) {
+        if !verify(&act.ticket.0, &join_bytes(at.mesh, act.node), &act.proof.0) {
             return Err(Refusal::BadProof);
+        }
+        // The party is the one that has the ticket now, whoever had it when the node signed.
+        let agreed = consent_bytes(at.mesh, act.ticket, ticket.party);
+        if !verify(&act.node.0, &agreed, &act.consent.0) {
+            return Err(Refusal::BadConsent);
         }
         Ok(ticket.clone())
     }
@@ -127,6 +161,10 @@ impl Facts {
 mod tests {
     use std::time::Duration;
 
+    use mesh_consensus::machine::{Outcome, StateMachine};
+
+    use super::super::FOUNDERS_SEAT;
+    use super::super::command::Act;
     use super::super::testing::{Scene, id, name, node, party, party_id, seed, ticket};
     use super::*;
 
@@ -219,6 +257,135 @@ mod tests {
         let mut act = scene.admit(1, 2);
         act.ticket = ticket(2);
         assert_eq!(scene.act(&node(1), act), Err(Refusal::NoSuchTicket));
+    }
+
+    #[test]
+    fn nobody_joins_by_the_consent_of_another_key() {
+        let mut scene = Scene::two_parties();
+        // Party 2 has a ticket of its own and proves with it whatever it likes.
+        scene.make_ticket(2, 2, 5);
+        let right = scene.admit(2, 5);
+        for key in [node(1), node(2), node(6), party(1), party(2), seed(2)] {
+            let consent = sign_consent(&key, scene.mesh, ticket(2), party_id(2));
+            let drawn_in = Admit { consent, ..right.clone() };
+            assert_eq!(scene.act(&node(2), drawn_in), Err(Refusal::BadConsent));
+        }
+        let unsigned = Admit { consent: SignatureBytes([0; 64]), ..right.clone() };
+        assert_eq!(scene.act(&node(2), unsigned), Err(Refusal::BadConsent));
+        assert_eq!(scene.act(&node(2), right), Ok(()));
+    }
+
+    #[test]
+    fn what_a_node_signs_for_another_purpose_is_no_consent() {
+        let mut scene = Scene::new();
+        scene.make_ticket(1, 1, 5);
+        let right = scene.admit(1, 5);
+        let proof = sign_join(&node(5), scene.mesh, id(5));
+        let same_words = [scene.mesh.0, ticket(1).0, party_id(1).0].concat();
+        let bare = SignatureBytes(node(5).sign(&same_words).to_bytes());
+        for consent in [proof, bare, right.proof] {
+            let act = Admit { consent, ..right.clone() };
+            assert_eq!(scene.act(&node(1), act), Err(Refusal::BadConsent));
+        }
+        // Nor is a consent a proof, were it by the ticket's own key.
+        let proof = sign_consent(&seed(1), scene.mesh, ticket(1), party_id(1));
+        let act = Admit { proof, ..right };
+        assert_eq!(scene.act(&node(1), act), Err(Refusal::BadProof));
+    }
+
+    #[test]
+    fn a_consent_to_one_ticket_is_none_to_another_of_the_same_party() {
+        let mut scene = Scene::new();
+        scene.make_ticket(1, 1, 5);
+        scene.make_ticket(2, 1, 5);
+        let seen = scene.admit(1, 5);
+        let moved = Admit { consent: seen.consent, ..scene.admit(2, 5) };
+        assert_eq!(scene.act(&node(1), moved), Err(Refusal::BadConsent));
+        assert_eq!(scene.act(&node(1), seen), Ok(()));
+    }
+
+    #[test]
+    fn a_consent_to_one_party_is_none_to_another() {
+        let mut scene = Scene::two_parties();
+        scene.make_ticket(1, 1, 5);
+        scene.make_ticket(2, 2, 5);
+        // A node on its way to party 1 is seen by party 2, which wants it for itself.
+        let seen = scene.admit(1, 5);
+        let stolen = Admit { consent: seen.consent, ..scene.admit(2, 5) };
+        assert_eq!(scene.act(&node(2), stolen), Err(Refusal::BadConsent));
+        // The ticket is right, and the node was told that it is party 2's.
+        let consent = sign_consent(&node(5), scene.mesh, ticket(1), party_id(2));
+        let misled = Admit { consent, ..seen.clone() };
+        assert_eq!(scene.act(&node(2), misled), Err(Refusal::BadConsent));
+        assert_eq!(scene.act(&node(2), seen), Ok(()));
+        assert_eq!(scene.member(5).party, party_id(1));
+    }
+
+    #[test]
+    fn a_consent_given_in_one_mesh_is_none_in_another() {
+        let mut scene = Scene::new();
+        scene.make_ticket(1, 1, 5);
+        let consent = sign_consent(&node(5), MeshId([9; 32]), ticket(1), party_id(1));
+        let act = Admit { consent, ..scene.admit(1, 5) };
+        assert_eq!(scene.act(&node(1), act), Err(Refusal::BadConsent));
+    }
+
+    #[test]
+    fn an_old_join_is_not_replayed_by_a_party_that_registers_the_tickets_key_later() {
+        let revoke = |scene: &mut Scene| {
+            let act = TicketRevoke { ticket: ticket(1) };
+            scene.signed(&node(1), &party(1), act).unwrap();
+        };
+        let use_up_and_clear = |scene: &mut Scene| {
+            let act = scene.admit(1, 6);
+            scene.act(&node(1), act).unwrap();
+            scene.make_ticket(3, 1, 1);
+        };
+        let expire_and_clear = |scene: &mut Scene| {
+            scene.time = scene.state.tickets()[&ticket(1)].expires;
+            scene.make_ticket(3, 1, 1);
+        };
+        let ways: [fn(&mut Scene); 3] = [revoke, use_up_and_clear, expire_and_clear];
+        for clear in ways {
+            let mut scene = Scene::two_parties();
+            scene.make_ticket(1, 1, 1);
+            // Node 5 came too late, but its join was seen.
+            let old = scene.admit(1, 5);
+            clear(&mut scene);
+            assert_eq!(scene.act(&node(2), old.clone()), Err(Refusal::NoSuchTicket));
+
+            // Party 2 does not have the seed; to register the public key it does not need it.
+            scene.make_ticket(1, 2, 5);
+            assert_eq!(scene.act(&node(2), old.clone()), Err(Refusal::BadConsent));
+            assert!(!scene.state.is_member(id(5)));
+            assert_eq!(scene.state.tickets()[&ticket(1)].uses_left, 5);
+
+            // Should the node itself want to, it may.
+            let consent = sign_consent(&node(5), scene.mesh, ticket(1), party_id(2));
+            assert_eq!(scene.act(&node(2), Admit { consent, ..old }), Ok(()));
+        }
+    }
+
+    #[test]
+    fn a_join_that_was_used_is_not_replayed_for_a_node_that_has_left() {
+        let mut scene = Scene::new();
+        scene.make_ticket(1, 1, 5);
+        let act = scene.admit(1, 5);
+        assert_eq!(scene.act(&node(1), act.clone()), Ok(()));
+        assert_eq!(scene.act(&node(1), act.clone()), Err(Refusal::AlreadyMember));
+        scene.leave(5).unwrap();
+        assert_eq!(scene.act(&node(1), act), Err(Refusal::Removed));
+    }
+
+    #[test]
+    fn a_recovery_does_not_undo_what_a_newcomer_agreed_to() {
+        let mut scene = Scene::new();
+        scene.make_ticket(1, 1, 5);
+        let act = Act::from(scene.admit(1, 5)).command();
+        scene.state.on_recovery(scene.index + 100, 1, FOUNDERS_SEAT);
+        scene.index += 100;
+        let at = At { epoch: 1, ..scene.at(&node(1)) };
+        assert_eq!(scene.state.apply(&at, &act), Ok(Outcome::Done));
     }
 
     #[test]
