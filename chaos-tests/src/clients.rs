@@ -235,6 +235,10 @@ impl World {
         if !op.is_open {
             return;
         }
+        if matches!(op.aim, Aim::Read { .. }) {
+            self.ask(index);
+            return;
+        }
         // One without a directory of its own needs somebody who speaks for it.
         if matches!(op.aim, Aim::Seat { .. })
             && let Some(host) = self.awake_seat()
@@ -297,11 +301,10 @@ impl World {
         self.clients.finish(index, self.now, linear::Op::Read { saw });
     }
 
-    pub(crate) fn on_lost_read(&mut self, host: usize, token: u64) {
-        let Some(index) = self.clients.by_token.remove(&token) else { return };
-        let op = &self.clients.ops[index];
-        if op.is_open && self.now - op.called < PATIENCE && self.hosts[host].is_awake(self.now) {
-            self.ask(index);
+    pub(crate) fn on_lost_read(&mut self, token: u64) {
+        if let Some(index) = self.clients.by_token.remove(&token) {
+            let pause = self.rng.u64(20_000..80_000);
+            self.later(pause, Happening::Retry(index));
         }
     }
 

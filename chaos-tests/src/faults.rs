@@ -217,7 +217,7 @@ impl Plan {
                 ]
             }
             Story::Crashes => {
-                self.pause = 150_000;
+                self.pause = 350_000;
                 vec![
                     (Crash, 16),
                     (CrashAgain, 4),
@@ -264,7 +264,7 @@ impl Plan {
             Story::Pair => {
                 self.hosts = 2;
                 self.spares = 0;
-                self.pause = 120_000;
+                self.pause = 600_000;
                 self.loss = 0;
                 self.batch = 20_000;
                 self.think = 15_000;

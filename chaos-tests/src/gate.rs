@@ -18,7 +18,7 @@ pub struct Mutant {
 }
 
 /// All of them.
-pub const MUTANTS: [Mutant; 23] = [
+pub const MUTANTS: [Mutant; 24] = [
     mutant(Bug::AckBeforeSync, Story::Crashes, 400),
     mutant(Bug::EarlyLeader, Story::Pair, 400),
     mutant(Bug::SkipEmptyConfig, Story::Membership, 20),
@@ -33,12 +33,13 @@ pub const MUTANTS: [Mutant; 23] = [
     mutant(Bug::FifoAnswers, Story::Network, 100),
     mutant(Bug::BelieveOk, Story::Mixed, 10),
     mutant(Bug::LocalRead, Story::Network, 50),
-    mutant(Bug::ReuseReadContext, Story::Reads, 100),
+    mutant(Bug::ReuseReadContext, Story::Reads, 300),
     mutant(Bug::TickInsideReady, Story::Mixed, 20),
     mutant(Bug::BurstTicks, Story::Clocks, 20),
     mutant(Bug::RetrySync, Story::Disks, 100),
     mutant(Bug::StrictAdmit, Story::Sleeper, 50),
     mutant(Bug::NoAdmit, Story::Network, 50),
+    mutant(Bug::ForgetChange, Story::Membership, 300),
     mutant(Bug::TimeGoesBack, Story::Clocks, 50),
     mutant(Bug::MaxInsteadOfWindow, Story::Network, 100),
     mutant(Bug::NoWindow, Story::Network, 50),

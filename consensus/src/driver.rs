@@ -181,10 +181,6 @@ pub struct Status {
     pub patience: (u64, u64),
 }
 
-fn has_change(entries: &[Entry]) -> bool {
-    entries.iter().any(|entry| matches!(entry.payload, Payload::Config(_)))
-}
-
 /// One member's part in the agreement.
 pub struct Driver<L: Log, S> {
     core: Core<L>,
@@ -289,7 +285,7 @@ impl<L: Log, S: StateMachine + Clone> Driver<L, S> {
     fn pump(&mut self, out: &mut impl Outbox, turn: &mut Turn) -> Result<(), Stop> {
         let mut effects = self.core.ready();
         self.core.check()?;
-        if has_change(&effects.committed) {
+        if self.tells_of_change(&effects.committed) {
             (effects.write, effects.early) = (true, false);
         }
         if self.settings.planted.has(Bug::TickInsideReady) {
@@ -315,7 +311,7 @@ impl<L: Log, S: StateMachine + Clone> Driver<L, S> {
         let committed = std::mem::take(&mut effects.committed);
         let late = self.core.persisted(effects);
         self.core.check()?;
-        if has_change(&late.committed) {
+        if self.tells_of_change(&late.committed) {
             let hard_state = self.core.hard_state();
             self.core.log_mut().write(&Write { hard_state, ..Write::default() })?;
         }
@@ -355,6 +351,12 @@ impl<L: Log, S: StateMachine + Clone> Driver<L, S> {
             hard_state: effects.hard_state,
             compact: None,
         })
+    }
+
+    /// Whether a change of voters is among what was committed, and so must be on disk first.
+    fn tells_of_change(&self, committed: &[Entry]) -> bool {
+        committed.iter().any(|entry| matches!(entry.payload, Payload::Config(_)))
+            && !self.settings.planted.has(Bug::ForgetChange)
     }
 
     fn install(&mut self, turn: &mut Turn) -> Result<(), Stop> {

@@ -47,6 +47,8 @@ pub enum Bug {
     StrictAdmit,
     /// Every message is believed.
     NoAdmit,
+    /// That a change of voters is committed is told before it is on disk.
+    ForgetChange,
     /// Mesh time is whatever the leader says.
     TimeGoesBack,
     /// A batch counts only if its number is above all numbers seen, so overtaken ones are lost.
@@ -57,7 +59,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Bug; 23] = [
+    pub const ALL: [Bug; 24] = [
         Bug::AckBeforeSync,
         Bug::EarlyLeader,
         Bug::SkipEmptyConfig,
@@ -78,6 +80,7 @@ impl Bug {
         Bug::RetrySync,
         Bug::StrictAdmit,
         Bug::NoAdmit,
+        Bug::ForgetChange,
         Bug::TimeGoesBack,
         Bug::MaxInsteadOfWindow,
         Bug::NoWindow,

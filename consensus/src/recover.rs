@@ -86,6 +86,9 @@ pub enum RecoverError {
         /// And its term.
         term: u64,
     },
+    /// The survivor's own log says that it sits in the mesh no more, so nobody would hear it.
+    #[error("{} has left the mesh: go on from another survivor", .0.short())]
+    Left(NodeId),
     /// Too few parties have signed.
     #[error("{have} of {parties} parties have signed; {need} must")]
     TooFew {
@@ -199,6 +202,9 @@ pub fn recover<S: StateMachine>(
         for entry in log.entries(next, last_index + 1, 4 << 20)? {
             replica.apply(&neutral(entry, commit))?;
         }
+    }
+    if replica.machine().seat_of(identity.node) != Some(identity.raft_id) {
+        return Err(RecoverError::Left(identity.node));
     }
     let parties = parties(replica.machine());
     let have = order.signers(&parties).len();

@@ -13,9 +13,10 @@ impl ListensFirst {
         let Some(before) = seen.before else { return Ok(()) };
         let stood = before.role == Role::Follower && seen.after.role != Role::Follower;
         let (elapsed, _) = before.patience;
-        if stood && !seen.was_asked && elapsed + 1 < crate::world::ELECTION_TICKS {
+        let lived = elapsed + seen.after.ticks - before.ticks;
+        if stood && !seen.was_asked && lived < crate::world::ELECTION_TICKS {
             return Err(format!(
-                "host {} stood for election {elapsed} ticks after it heard a leader",
+                "host {} stood for election {lived} ticks after it heard a leader",
                 seen.host
             ));
         }

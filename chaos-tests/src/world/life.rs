@@ -286,7 +286,7 @@ impl World {
             self.on_read(index, token);
         }
         for token in turn.lost_reads {
-            self.on_lost_read(index, token);
+            self.on_lost_read(token);
         }
         self.see_off();
         Ok(())

@@ -15,20 +15,18 @@ impl World {
     pub(super) fn is_well(&self) -> Result<(), String> {
         let running: Vec<&Host> =
             self.hosts.iter().filter(|host| host.power != Power::Gone).collect();
-        let mut leader = None;
+        let leads = |host: &&&Host| {
+            let driver = host.driver.as_ref().filter(|_| host.power == Power::On);
+            driver.is_some_and(|driver| driver.status().role == Role::Leader)
+        };
+        let term = |host: &&&Host| host.driver.as_ref().map(|driver| driver.status().term);
+        let leader = running.iter().filter(leads).max_by_key(term).ok_or("there is no leader")?;
         for host in &running {
-            match (&host.driver, host.power) {
-                (Some(driver), Power::On) if driver.status().role == Role::Leader => {
-                    if leader.is_none_or(|(_, term)| term < driver.status().term) {
-                        leader = Some((*host, driver.status().term));
-                    }
-                }
-                (_, Power::Blank) if !self.is_coming(host.index) => {}
-                (_, Power::On) => {}
-                _ => return Err(format!("host {} is {:?}", host.index, host.power)),
+            let waits = host.power == Power::Blank && !self.is_coming(host.index);
+            if host.power != Power::On && !waits {
+                return Err(format!("host {} is {:?}", host.index, host.power));
             }
         }
-        let (leader, _) = leader.ok_or("there is no leader")?;
         let driver = leader.driver.as_ref().ok_or("there is no leader")?;
         let (status, replica) = (driver.status(), driver.replica());
         let config = replica.config();
