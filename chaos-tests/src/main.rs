@@ -10,6 +10,7 @@ use clap::{Parser, Subcommand};
 use mesh_chaos_tests::faults::Story;
 use mesh_chaos_tests::gate::{MUTANTS, find};
 use mesh_chaos_tests::world::{Options, Summary, Violation, run};
+use mesh_consensus::planted::Bug;
 
 #[derive(Parser)]
 #[command(name = "mesh-chaos-tests", about = "The mesh in simulation, under faults")]
@@ -48,6 +49,9 @@ enum Command {
         /// The story that was asked for, if one was.
         #[arg(long, value_parser = story)]
         story: Option<Story>,
+        /// The mistake that was planted, if one was.
+        #[arg(long, value_parser = bug)]
+        bug: Option<Bug>,
     },
     /// Plants each known mistake and shows which seed finds it; exits 1 if one is not found.
     Gate {
@@ -65,16 +69,26 @@ fn main() -> ExitCode {
             let options = Options { story, ..Options::default() };
             sim(from, seeds, options, minutes, jobs.unwrap_or_else(cores), violations)
         }
-        Command::Replay { seed, story } => replay(seed, story),
+        Command::Replay { seed, story, bug } => {
+            replay(seed, Options { story, bug, keep_trace: true })
+        }
         Command::Gate { filter } => gate(&filter),
     }
 }
 
 fn story(text: &str) -> Result<Story, String> {
-    let names: Vec<String> =
-        Story::ALL.iter().map(|story| format!("{story:?}").to_lowercase()).collect();
-    let found = names.iter().position(|name| name == text);
-    found.map(|place| Story::ALL[place]).ok_or_else(|| format!("one of {}", names.join(", ")))
+    named(text, &Story::ALL)
+}
+
+fn bug(text: &str) -> Result<Bug, String> {
+    named(text, &Bug::ALL)
+}
+
+/// The one of `all` that is called `text`, in any case.
+fn named<T: Copy + std::fmt::Debug>(text: &str, all: &[T]) -> Result<T, String> {
+    let names: Vec<String> = all.iter().map(|one| format!("{one:?}").to_lowercase()).collect();
+    let found = names.iter().position(|name| *name == text.to_lowercase());
+    found.map(|place| all[place]).ok_or_else(|| format!("one of {}", names.join(", ")))
 }
 
 fn cores() -> usize {
@@ -197,8 +211,7 @@ fn summary(totals: &Totals, found: &[u64], elapsed: Duration, jobs: usize) {
     }
 }
 
-fn replay(seed: u64, story: Option<Story>) -> ExitCode {
-    let options = Options { story, keep_trace: true, ..Options::default() };
+fn replay(seed: u64, options: Options) -> ExitCode {
     match run(seed, options) {
         Ok(summary) => {
             for line in &summary.lines {

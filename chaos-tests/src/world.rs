@@ -82,7 +82,9 @@ pub struct Summary {
 pub struct Violation {
     /// The seed.
     pub seed: u64,
-    /// Its story.
+    /// What else was asked for.
+    pub options: Options,
+    /// The story that it told.
     pub story: Story,
     /// Simulated microseconds.
     pub at: u64,
@@ -98,7 +100,14 @@ impl std::fmt::Display for Violation {
         writeln!(f, "seed {seed} ({story:?}) broke a promise after {} ms:", at / 1000)?;
         writeln!(f, "  promise: {promise}")?;
         writeln!(f, "  broken:  {how}")?;
-        write!(f, "  replay:  cargo run --release -p mesh-chaos-tests -- replay {seed}")
+        write!(f, "  replay:  cargo run --release -p mesh-chaos-tests -- replay {seed}")?;
+        if let Some(story) = self.options.story {
+            write!(f, " --story {}", format!("{story:?}").to_lowercase())?;
+        }
+        if let Some(bug) = self.options.bug {
+            write!(f, " --bug {bug:?}")?;
+        }
+        Ok(())
     }
 }
 
@@ -108,7 +117,7 @@ pub fn run(seed: u64, options: Options) -> Result<Summary, Box<Violation>> {
     result.unwrap_or_else(|panic| {
         let broken = Broken { promise: "the simulator works", how: panic_text(&*panic) };
         let story = options.story.unwrap_or(Story::Mixed);
-        Err(Box::new(Violation { seed, story, at: 0, broken, lines: Vec::new() }))
+        Err(Box::new(Violation { seed, options, story, at: 0, broken, lines: Vec::new() }))
     })
 }
 
@@ -160,7 +169,7 @@ pub struct World {
     queue: BinaryHeap<Reverse<Queued>>,
     order: u64,
     pub(crate) common: Common,
-    pub(crate) bug: Option<Bug>,
+    pub(crate) options: Options,
     pub(crate) mesh: MeshId,
     pub(crate) parties: Vec<PartyId>,
     pub(crate) hosts: Vec<Host>,
@@ -211,7 +220,7 @@ impl World {
             queue: BinaryHeap::new(),
             order: 0,
             common,
-            bug: options.bug,
+            options,
             mesh,
             parties,
             hosts,
@@ -258,6 +267,7 @@ impl World {
             }),
             Err(broken) => Err(Box::new(Violation {
                 seed: self.seed,
+                options: self.options,
                 story: self.plan.story,
                 at: self.now,
                 broken,
@@ -315,7 +325,7 @@ impl World {
             Happening::Client(client) => self.on_client(client),
             Happening::Retry(op) => self.on_retry(op),
             Happening::Look => self.on_look(),
-            Happening::Fault => self.on_fault()?,
+            Happening::Fault => self.on_fault(),
             Happening::Start(host) => self.start(host)?,
             Happening::Wake(host) => self.on_wake(host),
             Happening::Uncut(fault) => self.cuts.retain(|_, by| *by != fault),

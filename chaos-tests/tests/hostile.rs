@@ -127,10 +127,17 @@ fn lie(grown: &Grown, seed: u64, cases: u64) {
             continue;
         }
         // What arrives together is handled before anything of it is on disk.
-        let together = if mesh.rng.bool() { 1 } else { mesh.rng.u64(2..=4) };
-        let events = (0..together).map(|_| mesh.lie(liar, at)).collect();
-        mesh.turn(at, events);
-        thrown += together;
+        let together: Vec<Happening> = match mesh.rng.u8(..8) {
+            0..4 => vec![mesh.lie(liar, at)],
+            4..6 => (0..mesh.rng.u64(2..=4)).map(|_| mesh.lie(liar, at)).collect(),
+            _ => mesh.ruse(liar, at),
+        };
+        thrown += together.len() as u64;
+        if mesh.rng.u8(..4) > 0 {
+            mesh.turn(at, together);
+        } else {
+            together.into_iter().for_each(|one| mesh.turn(at, vec![one]));
+        }
         if mesh.rng.u8(..4) == 0 {
             mesh.submit();
             mesh.beat();
@@ -399,9 +406,9 @@ impl Mesh {
         let turn = match turn {
             Ok(Ok(turn)) => turn,
             Ok(Err(stop)) => {
-                panic!("seed {}: {happenings:#?} stopped {before:?}: {stop:?}", self.seed)
+                panic!("seed {}: {happenings:?} stopped {before:?}: {stop:?}", self.seed)
             }
-            Err(_) => panic!("seed {}: {happenings:#?} panicked {before:?}", self.seed),
+            Err(_) => panic!("seed {}: {happenings:?} panicked {before:?}", self.seed),
         };
         let sent = out.0.len();
         let from = node.id;
@@ -564,8 +571,8 @@ impl Mesh {
         let before = self.see(at);
         let (turn, sent) = self.take_turn(at, vec![happening.clone()]);
         let after = self.see(at);
-        assert_eq!(before, after, "seed {}: after {happening:#?}", self.seed);
-        assert_eq!(sent, 0, "seed {}: it answered {happening:#?}", self.seed);
+        assert_eq!(before, after, "seed {}: after {happening:?}", self.seed);
+        assert_eq!(sent, 0, "seed {}: it answered {happening:?}", self.seed);
         assert!(turn.applied.is_empty() && turn.installed.is_none() && turn.too_old.is_none());
         turn
     }
@@ -712,6 +719,48 @@ impl Mesh {
             }
             _ => Happening::Heard(id, self.any_message(liar, at)),
         }
+    }
+
+    /// Lies that build on one another: it takes the lead, and misuses it in some order.
+    fn ruse(&mut self, liar: usize, at: usize) -> Vec<Happening> {
+        let id = node_id(&self.keys[liar]);
+        let Status { term, last_index, commit, .. } = self.driver(at).status();
+        let last_term = self.driver(at).log().term(last_index).unwrap().unwrap_or(0);
+        let mut term = term + self.rng.u64(..2);
+        let (mut last_index, mut last_term) = (last_index, last_term);
+        let mut lies = Vec::new();
+        for _ in 0..self.rng.u64(2..6) {
+            let body = match self.rng.u8(..10) {
+                0..3 => {
+                    let entries = self.any_entries(last_index, last_term, term);
+                    let (prev_index, prev_term) = (last_index, last_term);
+                    if let Some(last) = entries.last() {
+                        (last_index, last_term) = (last.index, last.term);
+                    }
+                    let commit = if self.rng.bool() { last_index } else { commit };
+                    Body::Append { prev_index, prev_term, commit, entries }
+                }
+                3 | 4 => {
+                    let mut snapshot = self.any_snapshot(at, term);
+                    if self.rng.bool() {
+                        snapshot.config.voters = [self.nodes[at].seat].into();
+                    }
+                    (last_index, last_term) = (snapshot.index, snapshot.term);
+                    Body::Snapshot(snapshot)
+                }
+                5 | 6 => Body::TimeoutNow,
+                7 | 8 => {
+                    // The listener may just have stood for election, and be a term further.
+                    term += self.rng.u64(..2);
+                    let pre = self.rng.u8(..4) == 0;
+                    Body::VoteReply { pre, granted: true, commit: 0, commit_term: 0 }
+                }
+                _ => Body::AppendReply { index: last_index, commit: last_index, reject: None },
+            };
+            let term = if self.rng.u8(..8) == 0 { term.saturating_sub(1) } else { term };
+            lies.push(Happening::Heard(id, self.message(liar, at, term, body)));
+        }
+        lies
     }
 
     fn any_chain(&mut self, liar: usize) -> Vec<Admission> {

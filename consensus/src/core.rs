@@ -334,6 +334,20 @@ impl<L: Log> Core<L> {
         (raft.election_elapsed as u64, raft.randomized_election_timeout() as u64)
     }
 
+    /// Whether the end of the log is not on disk yet.
+    pub(crate) fn has_unwritten(&self) -> bool {
+        let log = &self.raw.raft.raft_log;
+        log.persisted != log.last_index()
+    }
+
+    /// Whether raft has taken `snapshot`, and waits for it to be on disk.
+    pub(crate) fn is_installing(&self, snapshot: &Snapshot) -> bool {
+        self.raw.raft.snap().is_some_and(|taken| {
+            let meta = taken.get_metadata();
+            (meta.index, meta.term) == (snapshot.index, snapshot.term)
+        })
+    }
+
     /// How far each seat is, as the leader sees it: seat, matched index, waits for a snapshot.
     pub(crate) fn progress(&self) -> Vec<(RaftId, u64, bool)> {
         let mut all: Vec<_> = (self.raw.raft.prs().iter())

@@ -515,9 +515,19 @@ impl<L: Log, S: StateMachine + Clone> Driver<L, S> {
                 Ok(())
             }
             Body::Snapshot(snapshot) => {
-                self.try_snapshot(snapshot, turn)?;
+                let replica = self.try_snapshot(snapshot, turn)?;
                 self.core.step(message);
+                // raft has no use for one of an earlier term, or for one that its log matches: what
+                // such a snapshot holds must not take the place of one that raft did take this turn.
+                if self.core.is_installing(snapshot) {
+                    self.incoming = replica.or(self.incoming.take());
+                }
                 Ok(())
+            }
+            // raft-rs panics if it comes to lead before its log is on disk. Only a liar can bring
+            // that about: an honest answer to our candidacy follows the write before it.
+            Body::TimeoutNow | Body::VoteReply { .. } if self.core.has_unwritten() => {
+                Err(Refused::Busy)
             }
             _ => {
                 self.core.step(message);
@@ -527,16 +537,18 @@ impl<L: Log, S: StateMachine + Clone> Driver<L, S> {
     }
 
     /// Reads a snapshot before raft may have it: nothing is persisted that a restart cannot read.
-    fn try_snapshot(&mut self, snapshot: &Snapshot, turn: &mut Turn) -> Result<(), Refused> {
+    /// `None` for one that is old news.
+    fn try_snapshot(
+        &self,
+        snapshot: &Snapshot,
+        turn: &mut Turn,
+    ) -> Result<Option<Replica<S>>, Refused> {
         if snapshot.index <= self.core.hard_state().commit {
-            return Ok(());
+            return Ok(None);
         }
         let (mesh, epoch) = (self.replica.mesh(), self.replica.epoch());
         match Replica::restore(mesh, epoch, snapshot, self.blank.clone()) {
-            Ok(replica) => {
-                self.incoming = Some(replica);
-                Ok(())
-            }
+            Ok(replica) => Ok(Some(replica)),
             Err(halt) => {
                 if matches!(halt, Halt::TooOld { .. }) {
                     turn.too_old = Some(halt);

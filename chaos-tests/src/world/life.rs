@@ -193,7 +193,7 @@ impl World {
     pub(crate) fn wipe(&mut self, index: usize) {
         self.trace.note(self.now, || format!("host {index} is wiped"));
         self.hosts[index].lose_power();
-        if self.bug == Some(Bug::ReuseRaftId) {
+        if self.options.bug == Some(Bug::ReuseRaftId) {
             if let Some(identity) = self.hosts[index].identity {
                 let introduced = self.roster();
                 self.hosts[index].create(identity, None, &self.common);
