@@ -10,7 +10,7 @@ use mesh_consensus::command::{Batch, Command};
 use mesh_consensus::driver::{Answer, Event};
 use mesh_consensus::id::{Hash, NodeId, RaftId};
 use mesh_consensus::machine::Outcome;
-use mesh_node::state::command::{Act, Leave, NameDrop, NameSet, RaiseLevel, Rejoin, Report};
+use mesh_node::state::command::{Act, Leave, NameDrop, NameSet, RaiseLevel, Rejoin};
 use mesh_node::state::name::Name;
 use mesh_node::state::party::Slot;
 
@@ -239,10 +239,11 @@ impl World {
             self.ask(index);
             return;
         }
-        // One without a directory of its own needs somebody who speaks for it.
-        if matches!(op.aim, Aim::Seat { .. })
-            && let Some(host) = self.awake_seat()
-        {
+        // One that raft does not feed needs somebody who passes it on.
+        let author = op.batch.as_ref().map(Batch::author);
+        let is_own =
+            author == Some(self.hosts[op.host].id) && self.hosts[op.host].identity.is_some();
+        if !is_own && let Some(host) = self.awake_seat() {
             self.clients.ops[index].host = host;
         }
         let host = self.clients.ops[index].host;
@@ -409,12 +410,13 @@ impl World {
         self.submit(op);
     }
 
-    /// A host tells what it supports.
+    /// A host tells what it supports and how its disk is. A newcomer is not fed by raft yet, and
+    /// somebody passes it on.
     pub(crate) fn begin_report(&mut self, host: usize) {
-        let level = self.hosts[host].supports;
-        let act = Act::Report(Report::assumed(level));
-        let batch = self.sign(host, vec![act.command()]);
-        let op = self.open(Aim::Chore, host, Some(batch));
+        let report = genesis::report(self.hosts[host].supports);
+        let batch = self.sign(host, vec![report.command()]);
+        let through = if self.is_fed(host) { Some(host) } else { self.awake_seat() };
+        let op = self.open(Aim::Chore, through.unwrap_or(host), Some(batch));
         self.submit(op);
     }
 

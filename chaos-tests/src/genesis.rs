@@ -7,7 +7,7 @@ use mesh_consensus::id::{MeshId, NodeId, PartyId, RaftId, TicketId};
 use mesh_consensus::log::{ConfigChange, Entry, Payload, Seat, Snapshot};
 use mesh_consensus::replica::{Fact, Replica, Verdict};
 use mesh_consensus::time::Time;
-use mesh_node::state::command::{Act, Admit, RequestOpen, RequestSign, TicketNew};
+use mesh_node::state::command::{Act, Admit, Report, RequestOpen, RequestSign, TicketNew};
 use mesh_node::state::founding::{Founding, mesh_id};
 use mesh_node::state::name::Name;
 use mesh_node::state::party::Slot;
@@ -64,8 +64,8 @@ pub struct Genesis {
     pub seats: Vec<RaftId>,
     /// Its state.
     pub snapshot: Snapshot,
-    /// The last number that the founder used.
-    pub founder_sequence: u64,
+    /// The last number that each host used.
+    pub sequences: Vec<u64>,
 }
 
 /// Makes a mesh of `hosts` hosts, dealt out to `parties`, of which the first `voters` vote and the
@@ -89,7 +89,9 @@ pub fn grown(hosts: usize, parties: usize, voters: usize, learners: usize, level
     let mut seats = vec![FOUNDERS_SEAT];
     for host in 1..hosts {
         seats.push(growth.admit(host, host % parties.len()));
+        growth.report(host, level);
     }
+    growth.report(0, level);
     for seat in &seats[1..(voters + learners).max(1)] {
         growth.config(ConfigChange::Seats(vec![Seat::Learner(*seat)]));
     }
@@ -100,8 +102,8 @@ pub fn grown(hosts: usize, parties: usize, voters: usize, learners: usize, level
             growth.config(ConfigChange::Leave);
         }
     }
-    let founder_sequence = growth.sequence;
-    Genesis { mesh, parties, seats, snapshot: growth.replica.snapshot(), founder_sequence }
+    let sequences = (0..hosts).map(|host| growth.replica.top(node_id(&node_key(host)))).collect();
+    Genesis { mesh, parties, seats, snapshot: growth.replica.snapshot(), sequences }
 }
 
 struct Growth {
@@ -146,9 +148,21 @@ impl Growth {
         RaftId(self.replica.index())
     }
 
+    fn report(&mut self, host: usize, level: u16) {
+        if host == 0 {
+            self.batch(vec![report(level).command()]);
+        } else {
+            self.sign(host, 1, &[report(level).command()]);
+        }
+    }
+
     fn batch(&mut self, commands: Vec<Command>) {
         self.sequence += 1;
-        let batch = Batch::sign(&node_key(0), self.mesh, 0, self.sequence, &commands);
+        self.sign(0, self.sequence, &commands);
+    }
+
+    fn sign(&mut self, host: usize, sequence: u64, commands: &[Command]) {
+        let batch = Batch::sign(&node_key(host), self.mesh, 0, sequence, commands);
         let bytes = batch.expect("the batch is small").as_bytes().to_vec();
         let fact = self.apply(Payload::Batch { time: BEGINNING, bytes });
         let done = matches!(&fact, Fact::Batch { verdict: Verdict::Counted(receipt), .. }
@@ -165,6 +179,11 @@ impl Growth {
         let entry = Entry { term: 1, index: self.replica.index() + 1, payload };
         self.replica.apply(&entry).expect("this version knows what it makes").fact
     }
+}
+
+/// What a healthy node says about itself.
+pub fn report(level: u16) -> Act {
+    Act::Report(Report { fsync_p99_us: Some(1000), ..Report::assumed(level) })
 }
 
 /// What admits `host` with the ticket of `party`.

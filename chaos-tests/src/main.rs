@@ -62,8 +62,11 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    // A panic inside a simulated node is caught and judged; its words come with the violation.
-    std::panic::set_hook(Box::new(|_| {}));
+    // A panic inside a simulated node is caught and judged; its words come with the violation. Who
+    // wants to see where it came from sets RUST_BACKTRACE.
+    if std::env::var_os("RUST_BACKTRACE").is_none() {
+        std::panic::set_hook(Box::new(|_| {}));
+    }
     match Args::parse().command {
         Command::Sim { seeds, from, minutes, jobs, story, violations } => {
             let options = Options { story, ..Options::default() };

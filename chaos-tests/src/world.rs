@@ -207,7 +207,9 @@ impl World {
             let identity = Identity { mesh: genesis.mesh, epoch: 0, node: host.id, raft_id: *seat };
             host.create(identity, Some(&genesis.snapshot), &common);
         }
-        hosts[0].sequence = genesis.founder_sequence;
+        for (host, sequence) in hosts.iter_mut().zip(&genesis.sequences) {
+            host.sequence = *sequence;
+        }
         if let Some(old) = plan.old_host {
             hosts[old].supports = plan.level;
         }
@@ -466,7 +468,7 @@ fn waits() -> Waits {
         apart: Duration::from_secs(1),
         quorum: Duration::from_millis(500),
         patience: Duration::from_secs(2),
-        ..Waits::default()
+        lag: 8,
     }
 }
 

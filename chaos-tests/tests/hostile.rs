@@ -33,6 +33,7 @@ use mesh_consensus::planted::Planted;
 use mesh_consensus::time::Time;
 use mesh_node::state::State;
 use mesh_node::state::command::{Act, NameSet};
+use mesh_node::state::level::Level;
 use mesh_storage::log::{LogSettings, RedbLog};
 use mesh_storage::mem::MemDisk;
 
@@ -103,6 +104,132 @@ fn bytes_of_any_kind_are_a_message_or_are_not() {
         let read = catch_unwind(|| postcard::from_bytes::<Message>(&bytes).is_ok());
         assert!(read.is_ok(), "{bytes:?}");
     }
+}
+
+#[test]
+fn a_leader_whom_a_liar_has_voted_out_steps_down() {
+    let grown = Grown::new(6);
+    for seed in 0..20 {
+        let mut mesh = grown.mesh(seed);
+        let old = mesh.leader().unwrap();
+        let (at, liar) = ((old + 1) % VOTERS, (old + 2) % VOTERS);
+        let out = ConfigChange::Seats(vec![Seat::Gone(mesh.nodes[at].seat)]);
+        let Status { term, last_index, commit, .. } = mesh.driver(at).status();
+        let prev_term = mesh.term_at(at, last_index).unwrap();
+        let (term, index) = (term + 1, last_index + 1);
+        let entries = vec![Entry { term, index, payload: Payload::Config(out) }];
+        let body = Body::Append { prev_index: last_index, prev_term, commit, entries };
+        mesh.tell(liar, at, term, body);
+        mesh.tell(liar, at, term, Body::TimeoutNow);
+        // It wins, and has an entry under way when it learns that it was removed.
+        while mesh.driver(old).status().last_index < index {
+            mesh.deliver_one();
+        }
+        let batch = mesh.sign(at, mesh.sequences[at] + 1, &[]);
+        mesh.turn(at, vec![Happening::Submitted(batch)]);
+        mesh.until(|mesh| mesh.leader().is_some_and(|new| new != at));
+        assert!(!mesh.driver(old).replica().config().contains(mesh.nodes[at].seat));
+    }
+}
+
+#[test]
+fn a_snapshot_that_raft_ignores_is_not_installed_instead_of_one_that_it_took() {
+    let mut mesh = Grown::new(7).mesh(0);
+    let leader = mesh.leader().unwrap();
+    let at = (leader + 1) % VOTERS;
+    let Status { term, last_index, .. } = mesh.driver(at).status();
+    let real = mesh.driver(leader).replica().snapshot();
+    let of = |index| Body::Snapshot(Snapshot { index, term, ..real.clone() });
+    let lies = [(term + 1, last_index + 1), (term, last_index + 9)];
+    let lies = lies.map(|(term, index)| {
+        Happening::Heard(mesh.nodes[leader].id, mesh.message(leader, at, term, of(index)))
+    });
+    let (turn, _) = mesh.take_turn(at, lies.into());
+    assert_eq!(turn.installed, Some(last_index + 1));
+    mesh.restart(at);
+}
+
+#[test]
+fn nobody_comes_to_lead_before_its_log_is_on_disk() {
+    let mut mesh = Grown::new(8).mesh(0);
+    let liar = mesh.leader().unwrap();
+    let at = (liar + 1) % VOTERS;
+    let Status { term, last_index, commit, .. } = mesh.driver(at).status();
+    let prev_term = mesh.term_at(at, last_index).unwrap();
+    let entries = vec![Entry { term, index: last_index + 1, payload: Payload::Empty }];
+    let yes = Body::VoteReply { pre: false, granted: true, commit: 0, commit_term: 0 };
+    let lies = [
+        (term, Body::Append { prev_index: last_index, prev_term, commit, entries }),
+        (term, Body::TimeoutNow),
+        (term + 1, yes),
+    ];
+    let lies = lies.map(|(term, body)| {
+        Happening::Heard(mesh.nodes[liar].id, mesh.message(liar, at, term, body))
+    });
+    let (turn, _) = mesh.take_turn(at, lies.into());
+    assert_eq!(turn.refused, [(mesh.nodes[liar].id, Refused::Busy); 2]);
+    assert_eq!(mesh.driver(at).log().last_index(), last_index + 1);
+}
+
+#[test]
+fn a_lying_sponsor_neither_moves_a_member_nor_gives_its_seat_away() {
+    let mut mesh = Grown::new(9).mesh(0);
+    let leader = mesh.leader().unwrap();
+    let (at, liar) = ((leader + 1) % VOTERS, (leader + 2) % VOTERS);
+    let (id, seat) = (mesh.nodes[leader].id, mesh.nodes[leader].seat);
+    let stranger = node_id(&stranger(&mut mesh.rng));
+    let says = |node, seat| {
+        let key = &mesh.keys[liar];
+        Happening::Shown(vec![Admission::sign(key, mesh.genesis.mesh, 0, node, seat)])
+    };
+    let lies = [says(id, RaftId(u64::MAX)), says(stranger, seat)];
+    mesh.turn(at, lies.into());
+    let Status { term, .. } = mesh.driver(at).status();
+    let beat = mesh.message(leader, at, term, Body::Heartbeat { commit: 0, read: None });
+    let (turn, _) = mesh.take_turn(at, vec![Happening::Heard(id, beat.clone())]);
+    assert_eq!(turn.refused, []);
+    let turn = mesh.in_vain(at, Happening::Heard(stranger, beat));
+    assert_eq!(turn.refused, [(stranger, Refused::Stranger)]);
+    mesh.settle();
+}
+
+#[test]
+#[ignore = "State::restore does not hold a level against Level::known yet"]
+fn a_snapshot_that_promises_more_kinds_of_command_than_exist_is_not_installed() {
+    let mut mesh = Grown::new(11).mesh(0);
+    let leader = mesh.leader().unwrap();
+    let at = (leader + 1) % VOTERS;
+    let Status { term, last_index, .. } = mesh.driver(at).status();
+    let mut snapshot = mesh.driver(leader).replica().snapshot();
+    let level = postcard::to_stdvec(&mesh.driver(at).replica().machine().level()).unwrap();
+    let place = snapshot.data.windows(level.len()).position(|bytes| bytes == level).unwrap();
+    snapshot.data[place + 1] += 1;
+    (snapshot.index, snapshot.term) = (last_index + 1, term);
+    let kind = Level::known(LEVEL).unwrap().kinds;
+    let batch = mesh.sign(4, mesh.sequences[4] + 1, &[Command { kind, body: Vec::new() }]);
+    let payload = Payload::Batch { time: BEGINNING, bytes: batch.as_bytes().to_vec() };
+    let entries = vec![Entry { term, index: last_index + 2, payload }];
+    mesh.tell(leader, at, term, Body::Snapshot(snapshot));
+    let (prev_index, prev_term, commit) = (last_index + 1, term, last_index + 2);
+    mesh.tell(leader, at, term, Body::Append { prev_index, prev_term, commit, entries });
+    mesh.restart(at);
+}
+
+#[test]
+fn nobody_votes_for_nobody() {
+    let mut mesh = Grown::new(10).mesh(0);
+    let at = mesh.leader().unwrap();
+    let ghost = node_key(100);
+    let chain =
+        vec![Admission::sign(&mesh.keys[4], mesh.genesis.mesh, 0, node_id(&ghost), RaftId(0))];
+    mesh.turn(at, vec![Happening::Shown(chain)]);
+    let Status { term, last_index, .. } = mesh.driver(at).status();
+    let (last_index, last_term) = (last_index + 9, term);
+    let (commit, commit_term, transfer) = (0, 0, true);
+    let ask = Body::Vote { pre: false, last_index, last_term, commit, commit_term, transfer };
+    let ask = Message { from: RaftId(0), ..mesh.message(4, at, term + 1, ask) };
+    let turn = mesh.in_vain(at, Happening::Heard(node_id(&ghost), ask));
+    assert_eq!(turn.refused, [(node_id(&ghost), Refused::WrongSeat)]);
 }
 
 /// Trials of `each` cases that make `cases` together: their seeds, and how many cases they have.
@@ -311,8 +438,7 @@ impl Mesh {
                 starts: 0,
             })
             .collect();
-        let mut sequences = vec![0; MEMBERS];
-        sequences[0] = genesis.founder_sequence;
+        let sequences = genesis.sequences.clone();
         Self {
             seed,
             rng: fastrand::Rng::with_seed(seed),
@@ -344,7 +470,8 @@ impl Mesh {
     fn create(&mut self, at: usize, genesis: Option<&Snapshot>) {
         let Node { id, seat, ref disk, .. } = self.nodes[at];
         let identity = Identity { mesh: self.genesis.mesh, epoch: 0, node: id, raft_id: seat };
-        drop(RedbLog::create(disk, FILE, identity, genesis, LogSettings::default()).unwrap());
+        let log = RedbLog::create(disk, FILE, identity, genesis, LogSettings::default());
+        drop(log.expect("nothing fails on a fresh disk"));
     }
 
     /// Starts a node from its disk, and lets it take a turn.
@@ -441,15 +568,26 @@ impl Mesh {
 
     fn deliver(&mut self) {
         for _ in 0..DELIVERIES {
-            let Some((to, from, message)) = self.wire.pop_front() else { return };
-            let mut together = vec![Happening::Heard(from, message)];
-            while self.wire.front().is_some_and(|(next, ..)| *next == to) && self.rng.bool() {
-                let (_, from, message) = self.wire.pop_front().expect("there is a front");
-                together.push(Happening::Heard(from, message));
-            }
-            self.turn(to, together);
+            self.deliver_one();
         }
         self.wire.clear();
+    }
+
+    /// Delivers the next message, at times together with those behind it.
+    fn deliver_one(&mut self) {
+        let Some((to, from, message)) = self.wire.pop_front() else { return };
+        let mut together = vec![Happening::Heard(from, message)];
+        while self.wire.front().is_some_and(|(next, ..)| *next == to) && self.rng.bool() {
+            let (_, from, message) = self.wire.pop_front().expect("there is a front");
+            together.push(Happening::Heard(from, message));
+        }
+        self.turn(to, together);
+    }
+
+    /// A turn with nothing but a message of `from`, in its own name.
+    fn tell(&mut self, from: usize, to: usize, term: u64, body: Body) {
+        let message = self.message(from, to, term, body);
+        self.turn(to, vec![Happening::Heard(node_id(&self.keys[from]), message)]);
     }
 
     fn until(&mut self, mut holds: impl FnMut(&Self) -> bool) {
@@ -523,7 +661,8 @@ impl Mesh {
     }
 
     fn sign(&self, who: usize, sequence: u64, commands: &[Command]) -> Batch {
-        Batch::sign(&self.keys[who], self.genesis.mesh, 0, sequence, commands).unwrap()
+        let batch = Batch::sign(&self.keys[who], self.genesis.mesh, 0, sequence, commands);
+        batch.expect("the batch is small")
     }
 
     /// Waits until all batches have counted everywhere, and demands one history without forgeries.
@@ -551,6 +690,10 @@ impl Mesh {
         }
     }
 
+    fn term_at(&self, at: usize, index: u64) -> Option<u64> {
+        self.driver(at).log().term(index).expect("no disk fails")
+    }
+
     fn see(&self, at: usize) -> Sight {
         let driver = self.driver(at);
         let (log, replica) = (driver.log(), driver.replica());
@@ -562,7 +705,7 @@ impl Mesh {
             applied: replica.index(),
             history: replica.history(),
             config: replica.config().clone(),
-            terms: (last.saturating_sub(8)..=last).map(|at| log.term(at).unwrap()).collect(),
+            terms: (last.saturating_sub(8)..=last).map(|index| self.term_at(at, index)).collect(),
         }
     }
 
@@ -710,7 +853,8 @@ impl Mesh {
             0 => Happening::Tick,
             1 => Happening::Shown(self.any_chain(liar)),
             2 => {
-                let bytes = postcard::to_stdvec(&self.any_message(liar, at)).unwrap();
+                let bytes = postcard::to_stdvec(&self.any_message(liar, at))
+                    .expect("a message always encodes");
                 let bytes = mutated_bytes(&mut self.rng, &bytes);
                 match postcard::from_bytes::<Message>(&bytes) {
                     Ok(message) => Happening::Heard(id, message),
@@ -725,7 +869,7 @@ impl Mesh {
     fn ruse(&mut self, liar: usize, at: usize) -> Vec<Happening> {
         let id = node_id(&self.keys[liar]);
         let Status { term, last_index, commit, .. } = self.driver(at).status();
-        let last_term = self.driver(at).log().term(last_index).unwrap().unwrap_or(0);
+        let last_term = self.term_at(at, last_index).unwrap_or(0);
         let mut term = term + self.rng.u64(..2);
         let (mut last_index, mut last_term) = (last_index, last_term);
         let mut lies = Vec::new();
@@ -845,7 +989,7 @@ impl Mesh {
         };
         let term = match self.rng.u8(..8) {
             0 => self.any_number(at),
-            _ => self.driver(at).log().term(index).unwrap().unwrap_or(1),
+            _ => self.term_at(at, index).unwrap_or(1),
         };
         (index, term)
     }
@@ -1042,7 +1186,8 @@ impl Mesh {
         let member = self.keys[self.rng.usize(..MEMBERS)].clone();
         let stranger = stranger(&mut self.rng);
         let sign = |key, mesh, epoch| {
-            Batch::sign(key, mesh, epoch, sequence, &commands).unwrap().as_bytes().to_vec()
+            let batch = Batch::sign(key, mesh, epoch, sequence, &commands);
+            batch.expect("the batch is small").as_bytes().to_vec()
         };
         match self.rng.u8(..6) {
             0 => sign(&stranger, mesh, 0),

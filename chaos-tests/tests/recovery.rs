@@ -11,6 +11,8 @@
 //!  4  has everything, and a tail that nobody knows to be committed          survives
 //! ```
 
+#![expect(clippy::unwrap_used, reason = "the helpers of a test fail it where they stand")]
+
 use std::collections::{BTreeSet, VecDeque};
 
 use ed25519_dalek::SigningKey;
@@ -386,6 +388,10 @@ fn the_newest_last_entry_is_chosen_and_not_the_highest_term() {
     assert_eq!(choose(&surveys).unwrap(), &surveys[1]);
     assert_eq!(choose(&[surveys[1].clone(), surveys[0].clone()]).unwrap(), &surveys[1]);
     assert_eq!(choose(&surveys[..1]).unwrap(), &surveys[0]);
+    // Were 3 the only one left, its new epoch would begin above every term that it has seen.
+    let order = Order::new(&surveys[0]);
+    let (_, snapshot) = begin(&net.log(3), &order).unwrap();
+    assert!(snapshot.term > three.term && three.term > order.last_term);
 }
 
 #[test]

@@ -119,7 +119,10 @@ pub fn admit(ground: &Ground<'_>, message: &Message) -> Result<(), Refused> {
     }
     match ground.seat {
         None => return Err(Refused::Stranger),
-        Some(seat) if seat != *from || seat == *to => return Err(Refused::WrongSeat),
+        // Seat zero is raft-rs's word for nobody, and a vote for nobody is none.
+        Some(seat) if seat != *from || seat == *to || seat == RaftId(0) => {
+            return Err(Refused::WrongSeat);
+        }
         Some(_) => {}
     }
     if ground.planted.has(Bug::StrictAdmit) && !ground.config.contains(*from) {

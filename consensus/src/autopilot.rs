@@ -575,7 +575,9 @@ fn in_contact(view: &View<'_>, c: &Candidate) -> bool {
 fn is_healthy(view: &View<'_>, seat: RaftId) -> bool {
     seat == view.me
         || view.member(seat).is_some_and(|c| {
-            in_contact(view, c) && c.matched.saturating_add(view.waits.lag) >= view.last_index
+            let caught_up = c.matched.saturating_add(view.waits.lag) >= view.last_index;
+            // In a short log everybody is within the lag, also who has nothing at all.
+            in_contact(view, c) && caught_up && c.matched > 0
         })
 }
 

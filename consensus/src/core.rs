@@ -278,7 +278,16 @@ impl<L: Log> Core<L> {
     /// Lets raft know of a configuration change that was applied. `None` if raft cannot make it.
     pub(crate) fn apply_change(&mut self, change: &ConfigChange) -> Option<Config> {
         let state = self.raw.apply_conf_change(&conf_change(change)).ok()?;
-        Some(from_conf_state(&state))
+        let config = from_conf_state(&state);
+        let me = self.identity.raft_id;
+        let votes = config.voters.contains(&me) || config.outgoing.contains(&me);
+        // A leader that may no longer vote would go on leading, take nothing more, and panic at the
+        // next acknowledgement. The autopilot hands over first, but who is elected may find its own
+        // removal in its log.
+        if !votes && self.role() == Role::Leader && !self.planted.has(Bug::LeaderRemovesItself) {
+            self.raw.raft.become_follower(self.raw.raft.term, raft::INVALID_ID);
+        }
+        Some(config)
     }
 
     pub(crate) fn log(&self) -> &L {

@@ -191,8 +191,9 @@ pub struct Driver<L: Log, S> {
     /// The replica that an admitted snapshot holds, until raft has taken it.
     incoming: Option<Replica<S>>,
     ticks: u64,
-    /// When each seat was last heard.
+    /// When each seat last answered, in the term in which this node leads or last led.
     contact: BTreeMap<RaftId, u64>,
+    contact_term: u64,
     /// Batches that wait for their answer, by author and number.
     waiting: BTreeSet<(NodeId, u64)>,
     reads: BTreeMap<u64, PendingRead>,
@@ -234,6 +235,7 @@ impl<L: Log, S: StateMachine + Clone> Driver<L, S> {
             incoming: None,
             ticks: 0,
             contact: BTreeMap::new(),
+            contact_term: 0,
             waiting: BTreeSet::new(),
             reads: BTreeMap::new(),
             // The upper half tells this start from others, so a late answer finds no namesake.
@@ -497,11 +499,11 @@ impl<L: Log, S: StateMachine + Clone> Driver<L, S> {
             commit_term: self.core.commit_term(),
             leader: self.core.leader(),
             config: self.replica.config(),
-            seat: self.seat_of(from),
+            seat: self.seat_of(from, message.from),
             planted: self.settings.planted,
         };
         admit(&ground, message)?;
-        self.contact.insert(message.from, self.ticks);
+        self.note_contact(message, hard_state.term);
         match &message.body {
             Body::Forward { batch } => self.on_forward(now, batch),
             Body::Read { context } => {
@@ -533,6 +535,20 @@ impl<L: Log, S: StateMachine + Clone> Driver<L, S> {
                 self.core.step(message);
                 Ok(())
             }
+        }
+    }
+
+    /// A follower is in contact while it answers this leader. Whatever else it says shows that it can
+    /// speak, not that it hears.
+    fn note_contact(&mut self, message: &Message, term: u64) {
+        let answers =
+            matches!(message.body, Body::AppendReply { .. } | Body::HeartbeatReply { .. });
+        if answers && message.term == term && self.core.role() == Role::Leader {
+            if self.contact_term != term {
+                self.contact.clear();
+                self.contact_term = term;
+            }
+            self.contact.insert(message.from, self.ticks);
         }
     }
 
@@ -636,13 +652,19 @@ impl<L: Log, S: StateMachine + Clone> Driver<L, S> {
         }
     }
 
-    /// The seat that a sender holds. An admission may be newer than what we know of a member.
-    fn seat_of(&self, node: NodeId) -> Option<RaftId> {
+    /// The seat that a sender holds, which should be the one it speaks for.
+    ///
+    /// An admission may be newer than what we know of a member. But its signer may lie: it can
+    /// neither silence a member by moving it, nor give away the seat of another.
+    fn seat_of(&self, node: NodeId, speaks_for: RaftId) -> Option<RaftId> {
         let machine = self.replica.machine();
         if machine.is_removed(node) {
             return None;
         }
-        machine.seat_of(node).max(self.introduced.get(&node).copied())
+        let known = machine.seat_of(node);
+        let shown = self.introduced.get(&node).copied();
+        let shown = shown.filter(|seat| machine.node_at(*seat).is_none_or(|holder| holder == node));
+        if known == Some(speaks_for) { known } else { known.max(shown) }
     }
 
     fn node_at(&self, seat: RaftId) -> Option<NodeId> {
@@ -682,13 +704,14 @@ impl<L: Log, S: StateMachine + Clone> Driver<L, S> {
             return Vec::new();
         }
         let me = self.core.log().identity().raft_id;
+        let is_current = self.contact_term == self.core.hard_state().term;
         (self.core.progress().into_iter())
             .map(|(seat, matched, _)| Progress {
                 seat,
                 matched,
                 contact: match seat == me {
                     true => Some(self.ticks),
-                    false => self.contact.get(&seat).copied(),
+                    false => self.contact.get(&seat).copied().filter(|_| is_current),
                 },
             })
             .collect()

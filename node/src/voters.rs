@@ -28,6 +28,8 @@ pub struct Voters {
     config: Config,
     last_change: Option<Time>,
     quorum_since: Option<Time>,
+    /// The last hand-over that was asked for.
+    transfer: Option<(RaftId, Time)>,
     /// Since when each seat has been heard and caught up, without a break.
     healthy_since: BTreeMap<RaftId, Time>,
 }
@@ -43,6 +45,7 @@ impl Voters {
             config: Config::default(),
             last_change: None,
             quorum_since: None,
+            transfer: None,
             healthy_since: BTreeMap::new(),
         }
     }
@@ -74,13 +77,13 @@ impl Voters {
             let seat = member.seat?;
             let one = progress.get(&seat);
             let report = &member.report;
-            let fsync = Duration::from_micros(u64::from(report.fsync_p99_us));
+            let fsync = report.fsync_p99_us.map(|us| Duration::from_micros(u64::from(us)));
             Some(Candidate {
                 seat,
                 party: member.party,
                 domain: report.domain.as_ref().map_or(String::new(), ToString::to_string),
                 leaving: member.leaving,
-                eligible: autopilot::eligible(report.votes, Some(fsync), report.direct),
+                eligible: autopilot::eligible(report.votes, fsync, report.direct),
                 contact: one.and_then(|one| one.contact).map(|ticks| self.time(ticks)),
                 matched: one.map_or(0, |one| one.matched),
                 alive: is_alive(*node),
@@ -100,11 +103,23 @@ impl Voters {
             waits: self.waits,
             planted: self.planted,
         };
-        let event = |change| match change {
-            Change::Config(change) => Event::Change(change),
-            Change::Transfer(to) => Event::Transfer(to),
-        };
-        autopilot::decide(&view).into_iter().map(event).collect()
+        let changes = autopilot::decide(&view);
+        changes.into_iter().filter_map(|change| self.event(now, change)).collect()
+    }
+
+    /// What to tell the driver. raft takes no proposals while it hands over, so a successor that
+    /// does not succeed is not asked again at every look.
+    fn event(&mut self, now: Time, change: Change) -> Option<Event> {
+        match change {
+            Change::Config(change) => Some(Event::Change(change)),
+            Change::Transfer(to) => {
+                let asked = self
+                    .transfer
+                    .is_some_and(|(last, at)| last == to && now.since(at) < self.waits.quorum);
+                self.transfer = if asked { self.transfer } else { Some((to, now)) };
+                (!asked).then_some(Event::Transfer(to))
+            }
+        }
     }
 
     fn remember(
@@ -120,7 +135,8 @@ impl Voters {
         }
         let is_healthy = |one: &Progress| {
             let heard = one.contact.is_some_and(|at| now.since(self.time(at)) <= self.waits.recent);
-            heard && last_index.saturating_sub(one.matched) <= self.waits.lag
+            // A new leader knows of nobody's log yet, and nothing is not almost everything.
+            heard && one.matched > 0 && last_index.saturating_sub(one.matched) <= self.waits.lag
         };
         let healthy: BTreeSet<RaftId> =
             progress.values().filter(|one| is_healthy(one)).map(|one| one.seat).collect();

@@ -4,6 +4,7 @@ use mesh_consensus::core::Role;
 use mesh_consensus::driver::Event;
 use mesh_consensus::id::{MeshId, NodeId, RaftId};
 use mesh_consensus::log::{Entry, Payload};
+use mesh_consensus::machine::StateMachine;
 use mesh_consensus::message::{Body, Message};
 use mesh_consensus::planted::Bug;
 
@@ -261,7 +262,8 @@ impl World {
         let from = if self.rng.bool() { stranger } else { self.hosts[other].id };
         let claimed = seats[self.rng.usize(0..seats.len())];
         let mesh = if self.rng.u32(0..4) == 0 { MeshId([3; 32]) } else { identity.mesh };
-        let is_honest = self.hosts[other].identity.is_some_and(|i| i.raft_id == claimed);
+        let known = driver.replica().machine().seat_of(from) == Some(claimed);
+        let is_honest = known || self.hosts[other].identity.is_some_and(|i| i.raft_id == claimed);
         if from != stranger && is_honest && mesh == identity.mesh {
             // That would be a member lying in its own name, which raft does not survive.
             return;

@@ -237,6 +237,7 @@ impl World {
         host.introduced = introduced;
         host.chain = chain;
         self.later(1000, Happening::Start(index));
+        self.begin_report(index);
     }
 
     /// Puts messages on the wire.

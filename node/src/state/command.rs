@@ -181,8 +181,9 @@ pub struct Report {
     pub version: Version,
     /// Whether it is willing to vote.
     pub votes: bool,
-    /// How long a sync of its disk takes, but for one in a hundred, in microseconds.
-    pub fsync_p99_us: u32,
+    /// How long a sync of its disk takes, but for one in a hundred, in microseconds; `None` until it
+    /// has been measured.
+    pub fsync_p99_us: Option<u32>,
     /// Whether others can reach it without a relay.
     pub direct: bool,
     /// What it shares its fate with: a rack, a site.
@@ -193,7 +194,7 @@ impl Report {
     /// What is assumed of a member that has not reported yet, in a mesh at `level`.
     pub fn assumed(level: u16) -> Self {
         let version = Version::default();
-        Self { level, version, votes: true, fsync_p99_us: 0, direct: true, domain: None }
+        Self { level, version, votes: true, fsync_p99_us: None, direct: true, domain: None }
     }
 }
 

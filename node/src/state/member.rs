@@ -65,7 +65,7 @@ impl Member {
     /// Whether it could take a vote now and do well, in a mesh of `parties` parties.
     pub fn is_fit_to_vote(&self, parties: usize) -> bool {
         self.may_vote()
-            && self.report.fsync_p99_us <= MAX_FSYNC_US
+            && self.report.fsync_p99_us.is_some_and(|p99| p99 <= MAX_FSYNC_US)
             && self.report.direct
             && !self.is_down(parties)
     }
@@ -445,8 +445,8 @@ mod tests {
         scene.act(&node(2), Suspect { node: id(1), down: true }).unwrap();
         assert_eq!(scene.member(1).down_by, BTreeSet::from([party_id(2)]));
         let two = scene.member(2).clone();
-        scene.report(1, |report| report.fsync_p99_us = 77);
-        assert_eq!(scene.member(1).report.fsync_p99_us, 77);
+        scene.report(1, |report| report.fsync_p99_us = Some(77));
+        assert_eq!(scene.member(1).report.fsync_p99_us, Some(77));
         assert!(scene.member(1).down_by.is_empty());
         assert_eq!(*scene.member(2), two);
         assert_eq!(scene.act(&node(9), Report::assumed(1)), Err(Refusal::NotMember));

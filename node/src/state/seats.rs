@@ -115,7 +115,7 @@ mod tests {
                 worker: false,
                 admitted: moment,
                 leaving: false,
-                report: Report::assumed(1),
+                report: Report { fsync_p99_us: Some(1000), ..Report::assumed(1) },
                 down_by: BTreeSet::new(),
             };
             state.facts.members.insert(key(label), member);
@@ -189,9 +189,10 @@ mod tests {
     #[test]
     fn a_party_whose_nodes_are_unfit_does_not_count() {
         let void = voters("a1 a2 b1");
-        let unfit: [fn(&mut Member); 6] = [
+        let unfit: [fn(&mut Member); 7] = [
             |m| m.report.votes = false,
-            |m| m.report.fsync_p99_us = 50_001,
+            |m| m.report.fsync_p99_us = Some(50_001),
+            |m| m.report.fsync_p99_us = None,
             |m| m.report.direct = false,
             |m| m.down_by = ["a", "b"].map(|p| PartyId([p.as_bytes()[0]; 32])).into(),
             |m| m.seat = None,
@@ -203,8 +204,10 @@ mod tests {
             spoil(member(&mut state, "c1"));
             assert!(state.allows(&void));
         }
-        let fit: [fn(&mut Member); 2] =
-            [|m| m.report.fsync_p99_us = 50_000, |m| m.down_by = [PartyId([b'a'; 32])].into()];
+        let fit: [fn(&mut Member); 2] = [
+            |m| m.report.fsync_p99_us = Some(50_000),
+            |m| m.down_by = [PartyId([b'a'; 32])].into(),
+        ];
         for keep in fit {
             let mut state = state("a1 a2 b1 c1", "a1 b1");
             keep(member(&mut state, "c1"));
@@ -276,6 +279,9 @@ mod tests {
     fn the_rule_holds_in_a_mesh_that_grew_by_commands() {
         let mut scene = Scene::of_parties(3);
         scene.join(1, 4).unwrap();
+        for n in 1..=4 {
+            scene.report(n, |report| report.fsync_p99_us = Some(1000));
+        }
         scene.seat_voters(&[1, 2]);
         let config = |scene: &Scene, nodes: &[u8]| Config {
             voters: nodes.iter().map(|n| scene.state.seat_of(id(*n)).unwrap()).collect(),

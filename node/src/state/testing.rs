@@ -292,7 +292,7 @@ pub(super) fn any_act(random: &mut fastrand::Rng, now: Time) -> Act {
             level: random.u16(1..4),
             version: Version::new(0, u32::from(n), 0),
             votes: random.u8(0..4) != 0,
-            fsync_p99_us: random.u32(0..100_000),
+            fsync_p99_us: Some(random.u32(0..100_000)),
             direct: random.bool(),
             domain: random.bool().then_some(label),
         }
