@@ -194,7 +194,6 @@ fn a_lying_sponsor_neither_moves_a_member_nor_gives_its_seat_away() {
 }
 
 #[test]
-#[ignore = "State::restore does not hold a level against Level::known yet"]
 fn a_snapshot_that_promises_more_kinds_of_command_than_exist_is_not_installed() {
     let mut mesh = Grown::new(11).mesh(0);
     let leader = mesh.leader().unwrap();

@@ -511,10 +511,7 @@ impl<L: Log, S: StateMachine + Clone> Driver<L, S> {
                 self.ask(asker, out).map(drop)
             }
             Body::ReadReply { context, index } => {
-                if let Some(read) = self.reads.get_mut(context) {
-                    read.index = Some(*index);
-                }
-                Ok(())
+                self.on_read_reply(message.from, *context, *index)
             }
             Body::Snapshot(snapshot) => {
                 let replica = self.try_snapshot(snapshot, turn)?;

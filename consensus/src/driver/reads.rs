@@ -19,6 +19,8 @@ pub(super) enum Asker {
 #[derive(Debug)]
 pub(super) struct PendingRead {
     pub(super) asker: Asker,
+    /// The leader that was asked; `None` if this node led, and asked raft.
+    pub(super) asked: Option<RaftId>,
     pub(super) expires: u64,
     /// Set once the leader has answered.
     pub(super) index: Option<u64>,
@@ -51,11 +53,28 @@ impl<L: Log, S: StateMachine + Clone> Driver<L, S> {
         let context = self.next_read;
         // Long enough for a slow round trip, short enough to try the next leader soon.
         let expires = self.ticks + 2 * self.settings.pace.election as u64;
-        self.reads.insert(context, PendingRead { asker, expires, index: None });
+        let asked = (!leads).then_some(leader);
+        self.reads.insert(context, PendingRead { asker, asked, expires, index: None });
         if leads {
             self.core.read(context);
         } else {
             self.say(leader, Body::Read { context }, out);
+        }
+        Ok(())
+    }
+
+    /// An answer, which only the leader that was asked can give.
+    pub(super) fn on_read_reply(
+        &mut self,
+        from: RaftId,
+        context: u64,
+        index: u64,
+    ) -> Result<(), Refused> {
+        match self.reads.get_mut(&context) {
+            Some(read) if read.asked == Some(from) => read.index = Some(index),
+            Some(_) => return Err(Refused::NotLeader),
+            // It took too long; the asker has been told.
+            None => {}
         }
         Ok(())
     }

@@ -353,6 +353,11 @@ impl StateMachine for State {
         let (level, _): (Level, _) =
             postcard::take_from_bytes(bytes).map_err(|_| damaged("it has no level"))?;
         level.check_support(self.supports)?;
+        // A level that promises more kinds than it has would make this node halt over the first
+        // command that does not exist.
+        if level != Level::default() && Level::known(level.number) != Some(level) {
+            return Err(damaged("its level is not what it says"));
+        }
         let facts: Facts = exact(bytes).ok_or_else(|| damaged("it cannot be decoded"))?;
         if let Some(flaw) = facts.flaw() {
             return Err(damaged(flaw));
