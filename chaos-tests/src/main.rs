@@ -62,12 +62,13 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    // A panic inside a simulated node is caught and judged; its words come with the violation. Who
-    // wants to see where it came from sets RUST_BACKTRACE.
-    if std::env::var_os("RUST_BACKTRACE").is_none() {
+    let args = Args::parse();
+    // A panic inside a simulated node is caught and judged; its words come with the violation. Only
+    // a replay shows where it came from.
+    if !matches!(args.command, Command::Replay { .. }) {
         std::panic::set_hook(Box::new(|_| {}));
     }
-    match Args::parse().command {
+    match args.command {
         Command::Sim { seeds, from, minutes, jobs, story, violations } => {
             let options = Options { story, ..Options::default() };
             sim(from, seeds, options, minutes, jobs.unwrap_or_else(cores), violations)

@@ -16,6 +16,7 @@ use mesh_consensus::id::{MeshId, NodeId};
 use mesh_consensus::log::{Entry, HardState, Identity, Log, Payload, Snapshot, Write};
 use mesh_consensus::machine::Halt;
 use mesh_consensus::message::Message;
+use mesh_consensus::replica::Replica;
 use mesh_node::state::State;
 use mesh_node::state::command::{Act, RaiseLevel, Report};
 use mesh_node::state::level::LEVEL;
@@ -201,6 +202,26 @@ fn contents(dir: &Dir) -> (Identity, HardState, Option<Snapshot>, Vec<Entry>) {
     (log.identity(), log.hard_state(), log.snapshot().unwrap(), entries)
 }
 
+/// A node that supports levels up to `supports` opens the log, and refuses its snapshot: with what
+/// it found and what to do, and with the file as it was.
+fn refuses_snapshot(dir: &Dir, supports: u16) -> Halt {
+    let before = listing(&dir.root);
+    let usable = |identity: &Identity, snapshot: &Snapshot| {
+        Replica::check(identity, snapshot, State::blank(supports))
+    };
+    let opened = RedbLog::open_for(&dir.disk, FILE, LogSettings::default(), usable);
+    let error = match opened {
+        Err(error) => error,
+        Ok(log) => panic!("it was taken for a log of ours: {log:?}"),
+    };
+    assert!(listing(&dir.root) == before, "after {error}, the file is not as it was");
+    let hint = error.hint();
+    let OpenError::Unusable { source, .. } = error else { panic!("{error}") };
+    assert_eq!(hint, source.hint());
+    assert_eq!(source, refuses_to_run(dir, supports));
+    source
+}
+
 /// Starts a node that supports levels up to `supports`; it must not get through its first turn.
 ///
 /// The log as such is sound, so it was opened, of which redb keeps notes in the file. What it holds
@@ -227,13 +248,13 @@ fn a_snapshot_of_another_mesh_or_epoch_is_refused() {
 
     let dir = Dir::new("mesh");
     drop(make(&dir, identity(ours.mesh, 0, &ours), &theirs.snapshot));
-    let halt = refuses_to_run(&dir, LEVEL);
+    let halt = refuses_snapshot(&dir, LEVEL);
     let wanted = format!("the snapshot is of mesh {}", theirs.mesh.short());
     assert_eq!(halt.to_string(), format!("the stored state is damaged: {wanted}"));
 
     let dir = Dir::new("epoch");
     drop(make(&dir, identity(ours.mesh, 3, &ours), &ours.snapshot));
-    let halt = refuses_to_run(&dir, LEVEL);
+    let halt = refuses_snapshot(&dir, LEVEL);
     assert_eq!(halt.to_string(), "the stored state is damaged: the snapshot is of epoch 0");
 }
 
@@ -255,14 +276,16 @@ fn a_snapshot_that_cannot_be_read_is_refused() {
         let dir = Dir::new(&format!("snapshot-{case}"));
         let snapshot = Snapshot { data, ..genesis.snapshot.clone() };
         drop(make(&dir, identity(genesis.mesh, 0, &genesis), &snapshot));
-        let halt = refuses_to_run(&dir, LEVEL);
+        let halt = refuses_snapshot(&dir, LEVEL);
         assert_eq!(halt.to_string(), format!("the stored state is damaged: {wanted}"));
     }
 }
 
 /// The mesh is at level 2, and the version to install is named.
 fn assert_too_old(halt: &Halt) {
-    assert_eq!(halt.to_string(), "the mesh is at level 2; this version knows levels up to 1");
+    let wanted = "the mesh is at level 2, and this version knows levels up to 1: \
+                  mesh 0.1.0 or later is needed";
+    assert_eq!(halt.to_string(), wanted);
     let Halt::TooOld { install, .. } = halt else { panic!("{halt}") };
     assert_eq!(install, "0.1.0");
 }
@@ -272,7 +295,7 @@ fn a_snapshot_of_a_newer_mesh_names_the_version_to_install() {
     let genesis = grown(3, 1, 3, 0, 2);
     let dir = Dir::new("level");
     drop(make(&dir, identity(genesis.mesh, 0, &genesis), &genesis.snapshot));
-    assert_too_old(&refuses_to_run(&dir, 1));
+    assert_too_old(&refuses_snapshot(&dir, 1));
     // The version that is named can go on from there.
     Driver::open(dir.open().unwrap(), State::blank(2), Settings::new(1)).unwrap();
 }

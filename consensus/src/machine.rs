@@ -43,7 +43,10 @@ pub enum Outcome {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Halt {
     /// The others use something that this version does not know.
-    #[error("the mesh is at level {level}; this version knows levels up to {supports}")]
+    #[error(
+        "the mesh is at level {level}, and this version knows levels up to {supports}: \
+         mesh {install} or later is needed"
+    )]
     TooOld {
         /// The mesh's level.
         level: u16,
@@ -55,6 +58,18 @@ pub enum Halt {
     /// What is stored cannot be what this node stored.
     #[error("the stored state is damaged: {0}")]
     Damaged(String),
+}
+
+impl Halt {
+    /// What a person can do about it.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            Halt::TooOld { .. } => "install that version of mesh, and start the node again",
+            Halt::Damaged(_) => {
+                "check the directory; if it is the right one, move it aside and join again"
+            }
+        }
+    }
 }
 
 /// A replicated state. See the module for what it must never do.

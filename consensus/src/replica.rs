@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::command::{Batch, BatchError, exact};
 use crate::id::{Epoch, Hash, MeshId, NodeId, RaftId};
-use crate::log::{Config, ConfigChange, Entry, Payload, Snapshot};
+use crate::log::{Config, ConfigChange, Entry, Identity, Payload, Snapshot};
 use crate::machine::{At, Halt, Outcome, StateMachine};
 use crate::planted::{Bug, Planted};
 use crate::time::Time;
@@ -239,6 +239,11 @@ impl<S: StateMachine> Replica<S> {
             machine,
             planted: Planted::default(),
         })
+    }
+
+    /// Whether this version can go on from a stored snapshot. `machine` is an empty state machine.
+    pub fn check(identity: &Identity, snapshot: &Snapshot, machine: S) -> Result<(), Halt> {
+        Self::restore(identity.mesh, identity.epoch, snapshot, machine).map(drop)
     }
 
     /// Everything at this index, in one canonical encoding.

@@ -28,6 +28,7 @@ mod tests;
 use std::fmt;
 
 use mesh_consensus::log::{Entry, HardState, Identity, Log, LogError, Snapshot, Write};
+use mesh_consensus::machine::Halt;
 use mesh_consensus::planted::{Bug, Planted};
 use redb::{Database, ReadableDatabase as _, TableDefinition};
 
@@ -103,7 +104,18 @@ impl RedbLog {
     ///
     /// All of it is read and checked first. A log that is refused is left as it was, byte for byte.
     pub fn open(disk: &dyn Disk, name: &str, settings: LogSettings) -> Result<Self, OpenError> {
-        open::open(disk, name, settings)
+        open::open(disk, name, settings, |_, _| Ok(()))
+    }
+
+    /// As [`RedbLog::open`], for one who goes on from its snapshot: a log whose snapshot is not
+    /// `usable` (of another mesh, say, or of a later version) is refused and left as it was, too.
+    pub fn open_for(
+        disk: &dyn Disk,
+        name: &str,
+        settings: LogSettings,
+        usable: impl FnOnce(&Identity, &Snapshot) -> Result<(), Halt>,
+    ) -> Result<Self, OpenError> {
+        open::open(disk, name, settings, usable)
     }
 
     fn new(

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Once};
 
 use mesh_consensus::log::{Entry, HardState, Identity, Snapshot};
+use mesh_consensus::machine::Halt;
 use redb::{Database, ReadableDatabase as _, TableError};
 
 use super::backend::Backend;
@@ -95,6 +96,14 @@ pub enum OpenError {
         /// What was found.
         what: String,
     },
+    /// It is in order, but its owner cannot go on from it.
+    #[error("log {name} cannot be used here")]
+    Unusable {
+        /// The file.
+        name: String,
+        /// Why.
+        source: Halt,
+    },
     /// The disk failed.
     #[error("could not read or write log {name}")]
     Io {
@@ -120,6 +129,7 @@ impl OpenError {
             OpenError::Damaged { .. } | OpenError::Inconsistent { .. } => {
                 "check the disk, move the directory aside and join again: the mesh has the rest"
             }
+            OpenError::Unusable { source, .. } => source.hint(),
             OpenError::Io { .. } => "check the disk and the permissions of the directory",
         }
     }
@@ -185,6 +195,7 @@ fault_from!(DatabaseError, TransactionError, TableError, StorageError);
 /// What was found in a log that is in order.
 struct Found {
     identity: Identity,
+    snapshot: Option<Snapshot>,
     head: Head,
     tail: Tail,
     recent: Recent,
@@ -252,6 +263,7 @@ pub(super) fn open(
     disk: &dyn Disk,
     name: &str,
     settings: LogSettings,
+    usable: impl FnOnce(&Identity, &Snapshot) -> Result<(), Halt>,
 ) -> Result<RedbLog, OpenError> {
     let fault = |fault: Fault| fault.of(name);
     if !disk.exists(name).map_err(|error| fault(error.into()))? {
@@ -266,11 +278,15 @@ pub(super) fn open(
         Ok(outcome) => outcome.map_err(fault)?,
         Err(cause) => return Err(fault(Fault::Damaged(said(&*cause)))),
     };
+    if let Some(snapshot) = &found.snapshot {
+        usable(&found.identity, snapshot)
+            .map_err(|source| OpenError::Unusable { name: name.to_owned(), source })?;
+    }
     backend
         .accept()
         .and_then(|()| backend.acknowledge(found.head.seq))
         .map_err(|error| fault(Fault::Io(error)))?;
-    let Found { identity, head, tail, recent } = found;
+    let Found { identity, head, tail, recent, .. } = found;
     Ok(RedbLog::new(db, backend, identity, head, tail, recent, settings.planted))
 }
 
@@ -315,13 +331,14 @@ fn read_all(db: &Database) -> Result<Found, Fault> {
     }
     let bytes = record(IDENTITY)?.ok_or_else(|| damaged("identity"))?;
     let identity = decode(IDENTITY.as_bytes(), bytes.value()).ok_or_else(|| damaged("identity"))?;
-    let snapshot = match record(SNAPSHOT)? {
+    let stored = match record(SNAPSHOT)? {
         None => None,
         Some(bytes) => {
             let read = decode::<Snapshot>(SNAPSHOT.as_bytes(), bytes.value());
-            Some(Place::of(&read.ok_or_else(|| damaged("snapshot"))?))
+            Some(read.ok_or_else(|| damaged("snapshot"))?)
         }
     };
+    let snapshot = stored.as_ref().map(Place::of);
     let table = |definition| match txn.open_table(definition) {
         Err(TableError::TableDoesNotExist(name)) => {
             Err(Fault::Damaged(format!("its table of {name} is gone")))
@@ -371,7 +388,7 @@ fn read_all(db: &Database) -> Result<Found, Fault> {
             last.index, head.last.index
         )));
     }
-    Ok(Found { identity, head, tail, recent })
+    Ok(Found { identity, snapshot: stored, head, tail, recent })
 }
 
 thread_local! {
