@@ -33,8 +33,8 @@ enum Command {
         #[arg(long)]
         minutes: Option<u64>,
         /// How many at once; all cores by default.
-        #[arg(long)]
-        jobs: Option<usize>,
+        #[arg(long, value_parser = clap::value_parser!(u16).range(1..=256))]
+        jobs: Option<u16>,
         /// Only this kind of story (mixed, crashes, network, disks …); by default each seed has its own.
         #[arg(long, value_parser = story)]
         story: Option<Story>,
@@ -71,7 +71,7 @@ fn main() -> ExitCode {
     match args.command {
         Command::Sim { seeds, from, minutes, jobs, story, violations } => {
             let options = Options { story, ..Options::default() };
-            sim(from, seeds, options, minutes, jobs.unwrap_or_else(cores), violations)
+            sim(from, seeds, options, minutes, jobs.map_or_else(cores, usize::from), violations)
         }
         Command::Replay { seed, story, bug } => {
             replay(seed, Options { story, bug, keep_trace: true })
