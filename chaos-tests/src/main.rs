@@ -24,13 +24,13 @@ enum Command {
     /// Runs seeds and checks every promise; exits 1 if one is broken.
     Sim {
         /// How many seeds.
-        #[arg(long, default_value_t = 1000)]
+        #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..))]
         seeds: u64,
         /// The first one.
         #[arg(long, default_value_t = 0)]
         from: u64,
         /// Stop after so many minutes.
-        #[arg(long)]
+        #[arg(long, value_parser = clap::value_parser!(u64).range(1..=100_000))]
         minutes: Option<u64>,
         /// How many at once; all cores by default.
         #[arg(long, value_parser = clap::value_parser!(u16).range(1..=256))]
@@ -39,8 +39,8 @@ enum Command {
         #[arg(long, value_parser = story)]
         story: Option<Story>,
         /// Go on after a violation, up to so many.
-        #[arg(long, default_value_t = 1)]
-        violations: usize,
+        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+        violations: u16,
     },
     /// Runs one seed and prints everything that happened.
     Replay {
@@ -71,7 +71,14 @@ fn main() -> ExitCode {
     match args.command {
         Command::Sim { seeds, from, minutes, jobs, story, violations } => {
             let options = Options { story, ..Options::default() };
-            sim(from, seeds, options, minutes, jobs.map_or_else(cores, usize::from), violations)
+            sim(
+                from,
+                seeds,
+                options,
+                minutes,
+                jobs.map_or_else(cores, usize::from),
+                violations.into(),
+            )
         }
         Command::Replay { seed, story, bug } => {
             replay(seed, Options { story, bug, keep_trace: true })
@@ -131,7 +138,7 @@ fn sim(
 ) -> ExitCode {
     let began = Instant::now();
     let deadline = minutes.map(|minutes| began + Duration::from_secs(60 * minutes));
-    let next = AtomicU64::new(from);
+    let next = AtomicU64::new(0);
     let stop = AtomicBool::new(false);
     let (sender, results) = mpsc::sync_channel::<Result<Summary, Box<Violation>>>(64);
     let mut totals = Totals::default();
@@ -141,10 +148,10 @@ fn sim(
             let (sender, next, stop) = (sender.clone(), &next, &stop);
             scope.spawn(move || {
                 while !stop.load(Ordering::Relaxed) {
-                    let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= from.saturating_add(seeds) {
+                    let place = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(seed) = from.checked_add(place).filter(|_| place < seeds) else {
                         break;
-                    }
+                    };
                     if sender.send(run(seed, options)).is_err() {
                         break;
                     }
@@ -202,8 +209,8 @@ fn summary(totals: &Totals, found: &[u64], elapsed: Duration, jobs: usize) {
         rate / jobs as f64
     );
     println!(
-        "{} simulated hours, {} faults, {} turns, {} writes acknowledged, {} reads",
-        totals.time / 3_600_000_000,
+        "{} simulated minutes, {} faults, {} turns, {} writes acknowledged, {} reads",
+        totals.time / 60_000_000,
         totals.faults,
         totals.turns,
         totals.acked,
@@ -236,12 +243,13 @@ fn replay(seed: u64, options: Options) -> ExitCode {
 
 #[expect(clippy::disallowed_methods, reason = "measures how fast the simulator is")]
 fn gate(filter: &str) -> ExitCode {
-    let mut missed = 0;
+    let (mut tried, mut missed) = (0, 0);
     for mutant in MUTANTS {
         let name = format!("{:?}", mutant.bug);
         if !name.to_lowercase().contains(&filter.to_lowercase()) {
             continue;
         }
+        tried += 1;
         let began = Instant::now();
         let found = find(mutant);
         let seconds = began.elapsed().as_secs_f64();
@@ -256,6 +264,10 @@ fn gate(filter: &str) -> ExitCode {
                 println!("{name:20} NOT FOUND in {} seeds, {seconds:.1} s", mutant.budget);
             }
         }
+    }
+    if tried == 0 {
+        eprintln!("no planted mistake has {filter:?} in its name");
+        return ExitCode::from(2);
     }
     if missed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -258,6 +258,8 @@ fn a_snapshot_of_another_mesh_or_epoch_is_refused() {
     assert_eq!(halt.to_string(), "the stored state is damaged: the snapshot is of epoch 0");
 }
 
+const UNREADABLE: &str = "the stored state is damaged: the snapshot cannot be decoded";
+
 #[test]
 fn a_snapshot_that_cannot_be_read_is_refused() {
     let genesis = grown(3, 1, 3, 0, LEVEL);
@@ -267,17 +269,17 @@ fn a_snapshot_that_cannot_be_read_is_refused() {
     newer[0] = 2;
     let longer = [data.as_slice(), &[0]].concat();
     let cases = [
-        (newer, "the snapshot has format 2; this version reads 1"),
-        (data[..data.len() / 2].to_vec(), "the snapshot cannot be decoded"),
-        (longer, "the snapshot cannot be decoded"),
-        (Vec::new(), "the snapshot cannot be decoded"),
+        (newer, "the snapshot has format 2, and this version knows 1"),
+        (data[..data.len() / 2].to_vec(), UNREADABLE),
+        (longer, UNREADABLE),
+        (Vec::new(), UNREADABLE),
     ];
     for (case, (data, wanted)) in cases.into_iter().enumerate() {
         let dir = Dir::new(&format!("snapshot-{case}"));
         let snapshot = Snapshot { data, ..genesis.snapshot.clone() };
         drop(make(&dir, identity(genesis.mesh, 0, &genesis), &snapshot));
         let halt = refuses_snapshot(&dir, LEVEL);
-        assert_eq!(halt.to_string(), format!("the stored state is damaged: {wanted}"));
+        assert_eq!(halt.to_string(), wanted);
     }
 }
 

@@ -266,3 +266,172 @@ fn usable(ground: &Ground<'_>, term: u64, snapshot: &Snapshot) -> Result<(), Ref
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::{MeshId, NodeId};
+    use crate::log::{ConfigChange, MAX_SEATS, Seat};
+    use crate::message::Reject;
+    use crate::time::Time;
+
+    const MESH: MeshId = MeshId([1; 32]);
+
+    /// Seat 1 of a group of three: term 5, log up to 20, 15 committed in term 4, led by seat 2.
+    fn hear(from: u64, term: u64, body: Body) -> Result<(), Refused> {
+        let config =
+            Config { voters: [1, 2, 3].map(RaftId).into_iter().collect(), ..Config::default() };
+        let ground = Ground {
+            identity: Identity { mesh: MESH, epoch: 0, node: NodeId([7; 32]), raft_id: RaftId(1) },
+            term: 5,
+            last_index: 20,
+            commit: 15,
+            commit_term: 4,
+            leader: Some(RaftId(2)),
+            config: &config,
+            seat: Some(RaftId(from)),
+            planted: Planted::default(),
+        };
+        let (from, to) = (RaftId(from), RaftId(1));
+        admit(&ground, &Message { mesh: MESH, epoch: 0, from, to, term, body })
+    }
+
+    fn append(prev_index: u64, prev_term: u64, entries: Vec<Entry>) -> Body {
+        Body::Append { prev_index, prev_term, commit: 15, entries }
+    }
+
+    fn entry(index: u64, term: u64, payload: Payload) -> Entry {
+        Entry { term, index, payload }
+    }
+
+    fn empty(index: u64, term: u64) -> Entry {
+        entry(index, term, Payload::Empty)
+    }
+
+    fn batch(index: u64, bytes: usize) -> Entry {
+        entry(index, 5, Payload::Batch { time: Time(0), bytes: vec![0; bytes] })
+    }
+
+    fn change(seats: Vec<Seat>) -> Body {
+        let payload = Payload::Config(ConfigChange::Seats(seats));
+        append(20, 5, vec![entry(21, 5, payload)])
+    }
+
+    fn reply(index: u64, commit: u64, reject: Option<(u64, u64)>) -> Body {
+        let reject = reject.map(|(hint_index, hint_term)| Reject { hint_index, hint_term });
+        Body::AppendReply { index, commit, reject }
+    }
+
+    fn vote(last: (u64, u64), commit: (u64, u64)) -> Body {
+        Body::Vote {
+            pre: false,
+            last_index: last.0,
+            last_term: last.1,
+            commit: commit.0,
+            commit_term: commit.1,
+            transfer: false,
+        }
+    }
+
+    fn snapshot(index: u64, term: u64, voters: &[u64], bytes: usize) -> Body {
+        let voters = voters.iter().map(|id| RaftId(*id)).collect();
+        let config = Config { voters, ..Config::default() };
+        Body::Snapshot(Snapshot { index, term, config, data: vec![0; bytes] })
+    }
+
+    #[test]
+    fn what_honest_members_say_is_heard() {
+        let heard = [
+            (2, 5, append(20, 5, vec![empty(21, 5), batch(22, 100)])),
+            (2, 5, append(1 << 40, 5, Vec::new())),
+            (2, 5, change(vec![Seat::Voter(RaftId(9)), Seat::Gone(RaftId(3))])),
+            (2, 5, Body::Heartbeat { commit: 20, read: Some(1) }),
+            (2, 5, Body::TimeoutNow),
+            (2, 5, snapshot(30, 5, &[1, 2], 10)),
+            (2, 5, snapshot(10, 3, &[1, 2], 10)),
+            (3, 5, reply(20, 15, Some((12, 4)))),
+            (3, 6, reply(500, 0, None)),
+            (3, 6, vote((20, 5), (15, 4))),
+            (3, 5, Body::VoteReply { pre: true, granted: false, commit: 9, commit_term: 2 }),
+            (3, 5, Body::HeartbeatReply { commit: 15, read: None }),
+            (3, 6, append(20, 5, Vec::new())),
+            (3, 0, Body::Forward { batch: vec![0; 10] }),
+            (3, 0, Body::Read { context: 1 }),
+            (3, 0, Body::ReadReply { context: 1, index: 20 }),
+        ];
+        for (from, term, body) in heard {
+            assert_eq!(hear(from, term, body.clone()), Ok(()), "{body:?}");
+        }
+    }
+
+    #[test]
+    fn each_rule_refuses_what_it_is_for() {
+        use Refused::{
+            Entries, Index, LostData, NotLeader, Payload as Malformed, SecondLeader, Term, TooLarge,
+        };
+        let seats = |n: usize| (1..=n as u64).map(|id| Seat::Voter(RaftId(id))).collect();
+        let refused = [
+            (3, 5, append(20, 5, Vec::new()), SecondLeader),
+            (3, 5, Body::Heartbeat { commit: 1, read: None }, SecondLeader),
+            (3, 5, snapshot(30, 5, &[1, 2], 10), SecondLeader),
+            (3, 5, Body::TimeoutNow, NotLeader),
+            (2, 6, Body::TimeoutNow, NotLeader),
+            (2, 5, Body::Heartbeat { commit: 21, read: None }, LostData),
+            (2, 0, append(20, 5, Vec::new()), Term),
+            (2, 6 + MAX_LEAP, append(20, 5, Vec::new()), Term),
+            (2, 5, append(20, 6, Vec::new()), Term),
+            (2, 5, append(0, 1, Vec::new()), Index),
+            (2, 5, append(7, 0, Vec::new()), Index),
+            (2, 5, append(CEILING, 5, Vec::new()), Index),
+            (2, 5, append(0, 0, vec![empty(1, 1)]), Index),
+            (2, 5, append(20, 5, vec![empty(22, 5)]), Entries),
+            (2, 5, append(20, 5, vec![empty(21, 6)]), Term),
+            (2, 5, append(20, 5, vec![empty(21, 4)]), Term),
+            (2, 5, append(20, 0, vec![empty(21, 5)]), Index),
+            (2, 5, append(20, 5, vec![batch(21, MAX_BATCH_BYTES + 1)]), TooLarge),
+            (2, 5, append(20, 5, (21..25).map(|i| batch(i, MAX_BATCH_BYTES)).collect()), TooLarge),
+            (
+                2,
+                5,
+                append(20, 5, (0..=MAX_ENTRIES as u64).map(|i| empty(21 + i, 5)).collect()),
+                TooLarge,
+            ),
+            (2, 5, change(Vec::new()), Malformed),
+            (2, 5, change(vec![Seat::Gone(RaftId(0))]), Malformed),
+            (2, 5, change(vec![Seat::Voter(RaftId(4)), Seat::Gone(RaftId(4))]), Malformed),
+            (2, 5, change(seats(MAX_SEATS + 1)), Malformed),
+            (
+                2,
+                5,
+                Body::Append { prev_index: 1, prev_term: 1, commit: CEILING, entries: Vec::new() },
+                Index,
+            ),
+            (3, 5, reply(21, 15, None), Index),
+            (3, 5, reply(20, 15, Some((21, 4))), Index),
+            (3, 5, reply(20, CEILING, None), Index),
+            (3, 6, reply(CEILING, 0, None), Index),
+            (3, 6, reply(0, 0, Some((CEILING, 1))), Index),
+            (3, 5, reply(20, 15, Some((12, 6))), Term),
+            (3, 6, vote((20, 7), (0, 0)), Term),
+            (3, 6, vote((0, 3), (0, 0)), Index),
+            (3, 6, vote((20, 5), (21, 5)), Index),
+            (3, 6, vote((20, 5), (15, 6)), Term),
+            (3, 6, vote((CEILING, 5), (0, 0)), Index),
+            (3, 5, Body::VoteReply { pre: false, granted: true, commit: 9, commit_term: 0 }, Index),
+            (3, 5, Body::HeartbeatReply { commit: CEILING, read: None }, Index),
+            (3, 0, Body::Forward { batch: vec![0; MAX_BATCH_BYTES + 1] }, TooLarge),
+            (3, 0, Body::ReadReply { context: 1, index: CEILING + 1 }, Index),
+            (2, 5, snapshot(30, 5, &[], 10), Refused::Snapshot),
+            (2, 5, snapshot(30, 5, &[2, 3], 10), Refused::Snapshot),
+            (2, 5, snapshot(30, 3, &[1, 2], 10), Refused::Snapshot),
+            (2, 5, snapshot(15, 5, &[1, 2], 10), Refused::Snapshot),
+            (2, 5, snapshot(0, 0, &[1, 2], 10), Refused::Snapshot),
+            (2, 5, snapshot(30, 6, &[1, 2], 10), Term),
+            (2, 5, snapshot(30, 5, &[1, 2], MAX_SNAPSHOT_BYTES + 1), TooLarge),
+        ];
+        for (from, term, body, why) in refused {
+            let name = body.name();
+            assert_eq!(hear(from, term, body), Err(why), "{name} of {from} in term {term}");
+        }
+    }
+}

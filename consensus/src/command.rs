@@ -265,6 +265,16 @@ mod tests {
     }
 
     #[test]
+    fn a_key_without_a_secret_signs_nothing() {
+        // The neutral point as key and as commitment satisfies the plain equation for any message;
+        // only the strict check refuses it.
+        let mut neutral = [0; 32];
+        neutral[0] = 1;
+        let signature = [neutral, [0; 32]].concat();
+        assert!(!verify(&neutral, b"anything", &signature));
+    }
+
+    #[test]
     fn a_batch_that_is_too_large_is_refused_before_it_is_decoded() {
         let huge = vec![0; MAX_BATCH_BYTES + 1];
         assert_eq!(Batch::parse(&huge), Err(BatchError::TooLarge { bytes: huge.len() }));

@@ -17,7 +17,7 @@
 //! applies the entries behind it again. So whatever a node does because of an entry must be
 //! harmless when done twice.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use crate::admission::{Admission, NotAdmitted, vouch};
 use crate::admit::{Ground, Refused, admit};
@@ -37,6 +37,8 @@ use reads::{Asker, PendingRead};
 
 /// Batches that may wait at once; more are turned away.
 pub const MAX_WAITING: usize = 4096;
+/// Ticks after which a batch that nobody submitted again is forgotten: a minute at the usual pace.
+pub const WAITING_TICKS: u64 = 1200;
 /// Reads that may wait at once; more are refused.
 pub const MAX_READS: usize = 4096;
 /// Peers that are remembered from their admission alone; past this, all are forgotten.
@@ -194,8 +196,9 @@ pub struct Driver<L: Log, S> {
     /// When each seat last answered, in the term in which this node leads or last led.
     contact: BTreeMap<RaftId, u64>,
     contact_term: u64,
-    /// Batches that wait for their answer, by author and number.
-    waiting: BTreeSet<(NodeId, u64)>,
+    /// Batches that wait for their answer, by author and number, and the tick at which they are
+    /// forgotten: whoever still wants an answer submits again.
+    waiting: BTreeMap<(NodeId, u64), u64>,
     reads: BTreeMap<u64, PendingRead>,
     next_read: u64,
     /// When each snapshot on its way counts as lost.
@@ -236,7 +239,7 @@ impl<L: Log, S: StateMachine + Clone> Driver<L, S> {
             ticks: 0,
             contact: BTreeMap::new(),
             contact_term: 0,
-            waiting: BTreeSet::new(),
+            waiting: BTreeMap::new(),
             reads: BTreeMap::new(),
             // The upper half tells this start from others, so a late answer finds no namesake.
             next_read: settings.seed << 32,
@@ -370,7 +373,8 @@ impl<L: Log, S: StateMachine + Clone> Driver<L, S> {
         self.replica = replica;
         self.unwritten = None;
         turn.installed = Some(self.replica.index());
-        for (author, sequence) in self.waiting.clone() {
+        let waiting: Vec<(NodeId, u64)> = self.waiting.keys().copied().collect();
+        for (author, sequence) in waiting {
             self.answer_from_window(author, sequence, turn);
         }
         Ok(())
@@ -410,9 +414,9 @@ impl<L: Log, S: StateMachine + Clone> Driver<L, S> {
         }
         let waits = match self.settings.planted.has(Bug::FifoAnswers) {
             true => self.waiting.pop_first(),
-            false => self.waiting.take(&(author, sequence)),
+            false => self.waiting.remove_entry(&(author, sequence)),
         };
-        if let Some((author, sequence)) = waits {
+        if let Some(((author, sequence), _)) = waits {
             let result = match verdict {
                 Verdict::Counted(receipt) | Verdict::Repeated(receipt) => Ok(receipt.clone()),
                 Verdict::Rejected(rejected) => Err(rejected.clone()),
@@ -445,6 +449,7 @@ impl<L: Log, S: StateMachine + Clone> Driver<L, S> {
             self.core.tick();
         }
         self.drop_late_reads(turn);
+        self.waiting.retain(|_, forgotten| *forgotten > self.ticks);
         if self.ticks >= self.fresh_until {
             self.core.offer_snapshot(None);
         }
@@ -573,11 +578,18 @@ impl<L: Log, S: StateMachine + Clone> Driver<L, S> {
 
     fn on_submit(&mut self, now: Time, batch: &Batch, out: &mut impl Outbox, turn: &mut Turn) {
         let (author, sequence) = (batch.author(), batch.sequence());
-        if self.waiting.len() >= MAX_WAITING {
-            turn.busy.push((author, sequence));
+        let key = (author, sequence);
+        if self.waiting.len() >= MAX_WAITING && !self.waiting.contains_key(&key) {
+            turn.busy.push(key);
             return;
         }
-        self.waiting.insert((author, sequence));
+        // What can never count is answered here, and costs nobody a place in the log.
+        if let Err(error) = batch.verify(self.replica.mesh(), self.replica.epoch()) {
+            self.waiting.remove(&key);
+            turn.answers.push(Answer { author, sequence, result: Err(error.into()) });
+            return;
+        }
+        self.waiting.insert(key, self.ticks + WAITING_TICKS);
         if self.answer_from_window(author, sequence, turn) {
             return;
         }
@@ -597,7 +609,7 @@ impl<L: Log, S: StateMachine + Clone> Driver<L, S> {
     fn answer_from_window(&mut self, author: NodeId, sequence: u64, turn: &mut Turn) -> bool {
         let Some(receipt) = self.replica.receipt(author, sequence) else { return false };
         let result = Ok(receipt.clone());
-        if self.waiting.remove(&(author, sequence)) {
+        if self.waiting.remove(&(author, sequence)).is_some() {
             turn.answers.push(Answer { author, sequence, result });
         }
         true

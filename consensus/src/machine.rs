@@ -55,6 +55,14 @@ pub enum Halt {
         /// The first version that supports it.
         install: String,
     },
+    /// A later version stored it.
+    #[error("the snapshot has format {found}, and this version knows {known}")]
+    Newer {
+        /// Its format.
+        found: u16,
+        /// What this version knows.
+        known: u16,
+    },
     /// What is stored cannot be what this node stored.
     #[error("the stored state is damaged: {0}")]
     Damaged(String),
@@ -65,6 +73,7 @@ impl Halt {
     pub fn hint(&self) -> &'static str {
         match self {
             Halt::TooOld { .. } => "install that version of mesh, and start the node again",
+            Halt::Newer { .. } => "install the version of mesh that last ran here, or a later one",
             Halt::Damaged(_) => {
                 "check the directory; if it is the right one, move it aside and join again"
             }

@@ -243,3 +243,26 @@ fn bytes(
     bytes.extend_from_slice(&last_index.to_le_bytes());
     bytes
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn survey(n: u8, epoch: Epoch, last_term: u64, last_index: u64) -> Survey {
+        let key = SigningKey::from_bytes(&[n; 32]);
+        let (mesh, node) = (MeshId([1; 32]), NodeId(key.verifying_key().to_bytes()));
+        let bytes = bytes(SURVEY, mesh, epoch, node, last_term, last_index);
+        let signature = key.sign(&bytes).to_bytes().to_vec();
+        Survey { mesh, epoch, node, last_term, last_index, signature }
+    }
+
+    #[test]
+    fn epoch_ranks_before_term_and_term_before_index() {
+        let ranked =
+            [survey(1, 0, 9, 90), survey(2, 1, 1, 900), survey(3, 1, 2, 1), survey(4, 1, 2, 2)];
+        for end in 1..=ranked.len() {
+            assert_eq!(choose(&ranked[..end]).unwrap(), &ranked[end - 1]);
+        }
+        assert!(matches!(choose(&[]), Err(RecoverError::Nobody)));
+    }
+}

@@ -215,10 +215,7 @@ impl<S: StateMachine> Replica<S> {
         let body: Body<'_> = exact(&snapshot.data)
             .ok_or_else(|| Halt::Damaged("the snapshot cannot be decoded".to_owned()))?;
         if body.format != FORMAT {
-            return Err(Halt::Damaged(format!(
-                "the snapshot has format {}; this version reads {FORMAT}",
-                body.format
-            )));
+            return Err(Halt::Newer { found: body.format, known: FORMAT });
         }
         if body.mesh != mesh {
             return Err(Halt::Damaged(format!("the snapshot is of mesh {}", body.mesh.short())));
@@ -331,10 +328,14 @@ impl<S: StateMachine> Replica<S> {
         if !self.machine.may_write(batch.author()) {
             return Err(Rejected::NotMember(batch.author()));
         }
+        let sequence = batch.sequence();
+        if sequence == 0 {
+            // Numbers begin at one: zero is "none yet".
+            return Err(Rejected::TooOld { sequence, top: self.top(batch.author()) });
+        }
         let Some(window) = self.authors.get(&batch.author()) else {
             return Ok(None);
         };
-        let sequence = batch.sequence();
         if self.planted.has(Bug::NoWindow) {
             return Ok(None);
         }

@@ -121,7 +121,7 @@ impl World {
             _ if was_cut => true,
             Stop::Log(_) => host.disk_fault || host.rotten,
             Stop::Halt(Halt::TooOld { .. }) => host.supports < self.plan.top_level(),
-            Stop::Halt(Halt::Damaged(_)) => host.rotten,
+            Stop::Halt(Halt::Damaged(_) | Halt::Newer { .. }) => host.rotten,
         };
         if !expected {
             return Err(Broken { promise: "no node stops without cause", how: chain_text(stop) });

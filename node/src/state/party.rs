@@ -202,6 +202,21 @@ mod tests {
     }
 
     #[test]
+    fn a_party_signature_counts_for_its_own_kind_of_act_only() {
+        use super::super::command::{Leave, TicketRevoke};
+        let mut scene = Scene::new();
+        scene.make_ticket(1, 1, 1);
+        let at = scene.at(&node(1));
+        // Both bodies are the same thirty-two bytes.
+        let leave = Act::from(Leave { node: mesh_consensus::id::NodeId(ticket(1).0) });
+        let revoke = Act::from(TicketRevoke { ticket: ticket(1) });
+        assert_eq!(leave.body(), revoke.body());
+        let signature = sign_party_act(&party(1), &Slot::of(&at), &leave);
+        let outcome = scene.state.apply(&at, &revoke.with(Some(&signature))).unwrap();
+        assert_eq!(outcome, refused(Refusal::BadPartySignature));
+    }
+
+    #[test]
     fn a_party_signature_counts_at_its_own_place_only() {
         let mut scene = Scene::two_parties();
         let act = Act::from(scene.ticket_new(1, 1, 1));
