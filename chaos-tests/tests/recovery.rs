@@ -25,7 +25,7 @@ use mesh_consensus::core::Role;
 use mesh_consensus::driver::{Driver, Event, Outbox, Settings, Status, Turn};
 use mesh_consensus::id::{Epoch, Hash, MeshId, NodeId, PartyId, RaftId};
 use mesh_consensus::log::{
-    Config, ConfigChange, HardState, Identity, Log, Payload, Seat, Snapshot,
+    Config, ConfigChange, Entry, HardState, Identity, Log, Payload, Seat, Snapshot,
 };
 use mesh_consensus::machine::StateMachine;
 use mesh_consensus::message::{Body, Message};
@@ -509,11 +509,25 @@ fn the_mesh_goes_on_in_a_new_epoch_and_an_old_member_comes_back() {
     // What was signed in the old epoch does not count any more, whoever brings it.
     let act = net.naming(4, "late");
     let late = net.batch(4, 0, &[act]);
-    drop(net.turn(4, [Event::Submit(late.clone())]));
+    let turn = net.turn(4, [Event::Submit(late.clone())]);
     let why = Rejected::Batch(BatchError::OtherEpoch { found: 0, want: 1 });
-    let rejected = matches!(net.facts.last(), Some((4, Fact::Batch { sequence, verdict, .. }))
-        if *sequence == late.sequence() && *verdict == Verdict::Rejected(why.clone()));
-    assert!(rejected, "{:?}", net.facts.last());
+    assert_eq!(turn.answers[0].result, Err(why.clone()));
+    // Nor does it when a leader that should have known better puts it into the log; and neither
+    // does a batch of this epoch whose signature is not its author's.
+    let act = net.naming(4, "forged");
+    let mut forged = net.batch(4, 1, &[act]).as_bytes().to_vec();
+    *forged.last_mut().unwrap() ^= 1;
+    let author = net.nodes[4].id;
+    let bad = Rejected::Batch(BatchError::BadSignature { author });
+    for (bytes, why) in [(late.as_bytes().to_vec(), why), (forged, bad)] {
+        let mut replica = net.driver(4).replica().clone();
+        let payload = Payload::Batch { time: BEGINNING, bytes };
+        let entry = Entry { term: replica.term(), index: replica.index() + 1, payload };
+        let fact = replica.apply(&entry).unwrap().fact;
+        let rejected = matches!(&fact, Fact::Batch { verdict: Verdict::Rejected(found), .. }
+            if *found == why);
+        assert!(rejected, "{fact:?}");
+    }
     assert!(!net.knows(4, "late"));
 
     // A member without a directory asks for a new seat in its own name.
