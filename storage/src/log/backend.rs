@@ -83,13 +83,18 @@ impl Backend {
         })
     }
 
-    /// Whether the file begins like a redb file. redb would take an empty one for new.
+    /// Whether the file begins like a redb file; an error if it ends in its first page. redb would
+    /// take an empty one for new.
     pub(super) fn looks_like_redb(&self) -> io::Result<bool> {
         let mut magic = [0; MAGIC.len()];
-        if self.shared.file.len()? < PAGE {
+        let len = self.shared.file.len()?;
+        if len < MAGIC.len() as u64 {
             return Ok(false);
         }
         self.shared.file.read_at(0, &mut magic)?;
+        if magic == MAGIC && len < PAGE {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
         Ok(magic == MAGIC)
     }
 
