@@ -184,6 +184,7 @@ impl Host {
             pace: common.pace.clone(),
             seed: common.seed ^ (self.index as u64) << 24 ^ self.starts << 8,
             introduced: self.introduced.clone(),
+            checkpoints: false,
             planted: common.planted,
         }
     }

@@ -30,7 +30,7 @@ const NEEDLE: &[u8] = b"needle in the haystack";
 
 const JOIN_AGAIN: &str =
     "check the disk, move the directory aside and join again: the mesh has the rest";
-const NOT_OURS: &str = "check the directory: this file was not made by mesh";
+const NOT_OURS: &str = "check the directory; if the file was a node's log and is damaged, mesh up --rejoin takes a new seat";
 
 /// A directory of the real disk, removed at the end.
 struct Dir {

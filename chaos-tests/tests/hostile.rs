@@ -33,11 +33,10 @@ use mesh_consensus::planted::Planted;
 use mesh_consensus::time::Time;
 use mesh_node::state::State;
 use mesh_node::state::command::{Act, NameSet};
-use mesh_node::state::level::Level;
+use mesh_node::state::level::{LEVEL, Level};
 use mesh_storage::log::{LogSettings, RedbLog};
 use mesh_storage::mem::MemDisk;
 
-const LEVEL: u16 = 2;
 /// Hosts that vote at first.
 const VOTERS: usize = 3;
 /// Hosts that run: the voters, and one that begins with an empty log.
@@ -481,6 +480,7 @@ impl Mesh {
             pace: Pace { snapshot_every: 16, keep: 6, snapshot_patience: 20, ..Pace::default() },
             seed: (seed << 16) ^ (at as u64) << 8 ^ node.starts,
             introduced: members.zip(self.genesis.seats.iter().copied()).collect(),
+            checkpoints: false,
             planted: Planted::default(),
         };
         let started = catch_unwind(AssertUnwindSafe(|| {

@@ -18,10 +18,12 @@ use mesh_consensus::replica::{Applied, Fact, Rejected, Replica, Verdict, WINDOW}
 use mesh_consensus::time::Time;
 use mesh_node::state::State;
 use mesh_node::state::command::{
-    Act, Leave, NameDrop, NameSet, RaiseLevel, Rejoin, Report, RequestOpen, RequestSign, Suspect,
-    TicketNew, TicketRevoke,
+    Act, Drain, Found, Invite, Label, Leave, NameDrop, NameSet, Pace, RaiseLevel, Rejoin, Report,
+    RequestOpen, RequestSign, Suspect, TicketNew, TicketRevoke,
 };
+use mesh_node::state::invite::{sign_found, sign_found_consent};
 use mesh_node::state::level::LEVEL;
+use mesh_node::state::name::Name;
 use mesh_node::state::party::Slot;
 use mesh_node::state::request::JointAct;
 
@@ -172,7 +174,7 @@ impl History {
             _ => {}
         }
         let needs = match &act {
-            Act::TicketNew(_) | Act::TicketRevoke(_) => true,
+            Act::TicketNew(_) | Act::TicketRevoke(_) | Act::Invite(_) => true,
             Act::RequestOpen(_) | Act::RequestSign(_) => true,
             Act::Leave(_) => random.bool(),
             _ => random.u8(..20) == 0,
@@ -181,8 +183,8 @@ impl History {
             return act.command();
         }
         let signer = match &act {
-            Act::TicketNew(new) => {
-                (0..PARTIES).find(|p| party_id(&party_key(*p)) == new.party).unwrap_or(0)
+            Act::TicketNew(TicketNew { party, .. }) | Act::Invite(Invite { party, .. }) => {
+                (0..PARTIES).find(|p| party_id(&party_key(*p)) == *party).unwrap_or(0)
             }
             _ => random.usize(..=PARTIES),
         };
@@ -201,7 +203,7 @@ impl History {
         let label = name(&format!("x{}", random.u8(..6)));
         let expires = Time(self.replica.time().0.saturating_add(random.u64(..100_000)));
         let hash = Hash::of(&[random.u8(..4)]);
-        match random.u8(..40) {
+        match random.u8(..48) {
             0..4 => {
                 let ticket = ticket(random.usize(..20)).verifying_key().to_bytes();
                 let uses = random.u32(..3);
@@ -238,7 +240,27 @@ impl History {
                 Report { votes, direct, fsync_p99_us, ..told }.into()
             }
             22..25 => Suspect { node, down: random.u8(..3) > 0 }.into(),
-            25 => RaiseLevel::to(LEVEL).expect("this version knows it").into(),
+            25 => {
+                let next = (state.level().number + 1).min(LEVEL);
+                RaiseLevel::to(next).expect("this version knows it").into()
+            }
+            40 => Pace { tick_ms: random.u32(15..2100) }.into(),
+            41..43 => {
+                let value = (random.u8(..3) > 0).then(|| format!("v{}", random.u8(..4)));
+                Label { node, key: label, value: value.map(|v| v.parse().unwrap()) }.into()
+            }
+            43 => Drain { node, on: random.u8(..3) > 0 }.into(),
+            44 | 45 => {
+                let ticket = TicketId(ticket(random.usize(..20)).verifying_key().to_bytes());
+                Invite { ticket, party, expires, uses: random.u32(..3) }.into()
+            }
+            46 | 47 => {
+                let seed = (0..20).map(ticket).find(|seed| {
+                    let id = TicketId(seed.verifying_key().to_bytes());
+                    state.invites().contains_key(&id)
+                });
+                found(self.genesis.mesh, &seed.unwrap_or_else(|| ticket(0)), label)
+            }
             26..30 => {
                 let expect = state.name(party, &label).unwrap_or(hash);
                 NameDrop { party, name: label, expect }.into()
@@ -252,6 +274,17 @@ impl History {
             }
         }
     }
+}
+
+/// What founds the party that is not there yet.
+fn found(mesh: MeshId, seed: &SigningKey, name: Name) -> Act {
+    let (key, sealing) = (party_key(PARTIES), [3; 32]);
+    let signing = party_id(&key);
+    let first = TicketId(ticket(20).verifying_key().to_bytes());
+    let proof = sign_found(seed, mesh, &name, signing, &sealing, first);
+    let consent = sign_found_consent(&key, mesh, &name, &sealing, first);
+    let invite = TicketId(seed.verifying_key().to_bytes());
+    Found { invite, name, signing, sealing, ticket: first, proof, consent }.into()
 }
 
 fn ticket(n: usize) -> SigningKey {

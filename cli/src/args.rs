@@ -1,11 +1,17 @@
 //! What can be typed, and what to say where something else was.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 
 use clap::error::{ContextKind, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
 
+use crate::commands::{
+    completions, config, demo, doctor, down, init, join, leave, node, nodes, party, recover,
+    request, service, status, ticket, up,
+};
 use crate::report::{Code, Report};
+use crate::value;
 
 /// This binary's version.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -14,52 +20,141 @@ pub(crate) use mesh_node::state::level::LEVEL;
 
 const EXAMPLES: &str = "\
 Examples:
-  mesh --version                  what this binary is
-  mesh help completions           more about one command
-  mesh completions fish | source  complete commands in this shell
+  mesh demo                       three nodes on this machine; the leader dies; look what happens
+  mesh init                       the first machine of a mesh; prints a ticket
+  mesh join mesh1-…               every other machine
+  mesh nodes -w                   who is there, live
+  mesh doctor                     what is wrong, and what to do about it
+  mesh help ticket                more about one command
 
 A mistake is explained in three lines (error, cause, try) on standard error, or with --json as one
-object on standard output. Exit codes: 0 done, 1 refused or failed, 2 not a command.
+object on standard output. Exit codes: 0 done, 1 refused or failed, 2 not a command, 3 no node or
+leader to ask, 124 out of time, 130 Ctrl-C.
 
-This version has no network yet: README.md says what works today and what comes next.";
-
-const COMPLETIONS: &str = "\
-Examples:
-  mesh completions bash > ~/.local/share/bash-completion/completions/mesh
-  mesh completions zsh > ~/.zfunc/_mesh        # with ~/.zfunc in $fpath
-  mesh completions fish > ~/.config/fish/completions/mesh.fish";
+The node's directory is --dir, or MESH_DIR, or /var/lib/mesh for root, or ~/.local/state/mesh.";
 
 /// Commands that the documents speak of and this version does not have. A test keeps this list
 /// apart from the commands that exist.
-const TO_COME: [&str; 26] = [
-    "init", "join", "up", "down", "leave", "status", "nodes", "submit", "plan", "jobs", "logs",
-    "stop", "wait", "explain", "exec", "cp", "port", "demo", "doctor", "config", "data", "ticket",
-    "party", "service", "recover", "grant",
-];
+const TO_COME: [&str; 11] =
+    ["submit", "plan", "jobs", "logs", "stop", "wait", "explain", "exec", "cp", "port", "data"];
 
 /// Turns machines into one training fleet with no master.
 #[derive(Debug, Parser)]
 #[command(name = "mesh", bin_name = "mesh", version, after_help = EXAMPLES)]
 #[command(arg_required_else_help = true)]
 pub(crate) struct Args {
-    /// Answer with JSON, one object a line
-    #[arg(long, global = true)]
-    json: bool,
+    /// What holds for any command.
+    #[command(flatten)]
+    pub(crate) globals: Globals,
 
     /// What to do.
     #[command(subcommand)]
     pub(crate) command: Option<Command>,
 }
 
+/// Options that stand before or after any command.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Globals {
+    /// The node's directory
+    #[arg(long, global = true, value_name = "DIR", help_heading = "Any command")]
+    pub(crate) dir: Option<PathBuf>,
+
+    /// Answer with JSON, one object a line
+    #[arg(long, global = true, help_heading = "Any command")]
+    pub(crate) json: bool,
+
+    /// Ask a node elsewhere: http://HOST[:PORT]; MESH_TOKEN_FILE holds its token
+    #[arg(long, global = true, value_name = "URL", help_heading = "Any command")]
+    pub(crate) api: Option<String>,
+
+    /// Do not ask before what cannot be undone
+    #[arg(long, short = 'y', global = true, help_heading = "Any command")]
+    pub(crate) yes: bool,
+}
+
 /// One variant per command.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    /// Make this machine the first of a new mesh, and start it
+    #[command(after_help = init::EXAMPLES)]
+    Init(init::Init),
+    /// Join a mesh with a ticket, and start this node
+    #[command(after_help = join::EXAMPLES)]
+    Join(join::Join),
+    /// Run this node in the foreground
+    #[command(after_help = up::EXAMPLES)]
+    Up(up::Up),
+    /// Stop this node; it stays a member
+    #[command(after_help = down::EXAMPLES)]
+    Down,
+    /// Take this node out of the mesh for good
+    #[command(after_help = leave::EXAMPLES)]
+    Leave(leave::Leave),
+    /// What this node is and does
+    #[command(after_help = status::EXAMPLES)]
+    Status,
+    /// Every node of the mesh
+    #[command(after_help = nodes::EXAMPLES)]
+    Nodes(nodes::Nodes),
+    /// One node: show, rm, drain, label, logs
+    #[command(subcommand, after_help = node::EXAMPLES)]
+    Node(node::Verb),
+    /// Tickets that let machines join: new, ls, revoke
+    #[command(subcommand, after_help = ticket::EXAMPLES)]
+    Ticket(ticket::Verb),
+    /// The parties of the mesh, and this party's key: ls, key
+    #[command(subcommand, after_help = party::EXAMPLES)]
+    Party(party::Verb),
+    /// What waits for the consent of other parties: ls, show
+    #[command(subcommand, after_help = request::EXAMPLES)]
+    Request(request::Verb),
+    /// Say yes to a request, for this node's party
+    #[command(after_help = request::GRANT_EXAMPLES)]
+    Grant {
+        /// Which one: see mesh request ls
+        #[arg(value_parser = value::reference)]
+        id: String,
+    },
+    /// Say no to a request, for this node's party
+    #[command(after_help = request::DENY_EXAMPLES)]
+    Deny {
+        /// Which one: see mesh request ls
+        #[arg(value_parser = value::reference)]
+        id: String,
+    },
+    /// Check this machine and the mesh, and say what to do
+    #[command(after_help = doctor::EXAMPLES)]
+    Doctor(doctor::Doctor),
+    /// Every setting, and where its value came from
+    #[command(after_help = config::EXAMPLES)]
+    Config,
+    /// After a majority of the voters is gone for good: survey, choose, sign, apply
+    #[command(subcommand, after_help = recover::EXAMPLES)]
+    Recover(recover::Verb),
+    /// Start this node with the machine: install
+    #[command(subcommand, after_help = service::EXAMPLES)]
+    Service(service::Verb),
+    /// See a whole mesh on this machine lose its leader and go on
+    #[command(after_help = demo::EXAMPLES)]
+    Demo,
     /// Print a script that lets your shell complete mesh's commands
-    #[command(after_help = COMPLETIONS)]
+    #[command(after_help = completions::EXAMPLES)]
     Completions {
         /// The shell that will read it
         shell: clap_complete::Shell,
     },
+}
+
+impl Command {
+    /// Whether it goes on until somebody stops it: then Ctrl-C is how it ends, not a failure to
+    /// explain.
+    pub(crate) fn follows(&self) -> bool {
+        match self {
+            Self::Nodes(nodes) => nodes.watch,
+            Self::Node(node::Verb::Logs(logs)) => logs.follow,
+            _ => false,
+        }
+    }
 }
 
 /// Whether the line asks for JSON, parsed or not. What follows `--` is somebody else's.
@@ -74,16 +169,25 @@ pub(crate) fn explain(error: &clap::Error) -> Report {
         || "mesh --help lists what can be typed".into(),
         |text| text.replacen("Usage:", "usage:", 1).trim().replace('\n', " "),
     );
+    let (path, known) = beneath(&usage);
     let argument = said(ContextKind::InvalidArg).unwrap_or_default();
+    // "--ttl <TTL>" is called by its option alone.
+    let argument = match argument.split_once(' ') {
+        Some((option, _)) if option.starts_with("--") => option.to_owned(),
+        _ => argument,
+    };
     let (message, cause, hint) = match error.kind() {
         ErrorKind::InvalidSubcommand => {
             let word = said(ContextKind::InvalidSubcommand).unwrap_or_default();
-            let hint = if TO_COME.contains(&word.as_str()) {
+            let hint = if path == "mesh" && TO_COME.contains(&word.as_str()) {
                 Some(format!("mesh {VERSION} cannot do this yet; README.md says what it can do"))
             } else {
-                said(ContextKind::SuggestedSubcommand).map(|near| format!("mesh {near}"))
+                said(ContextKind::SuggestedSubcommand).map(|near| format!("{path} {near}"))
             };
-            let cause = format!("mesh {VERSION} has these: {}", commands().join(", "));
+            let cause = match path.as_str() {
+                "mesh" => format!("mesh {VERSION} has these: {}", known.join(", ")),
+                path => format!("{path} takes one of {}", known.join(", ")),
+            };
             (format!("there is no command {word:?}"), cause, hint)
         }
         ErrorKind::UnknownArgument => {
@@ -97,6 +201,16 @@ pub(crate) fn explain(error: &clap::Error) -> Report {
             let hint = said(ContextKind::SuggestedValue);
             (format!("{value:?} does not fit {argument}"), choices, hint)
         }
+        ErrorKind::ValueValidation => {
+            let value = brief(said(ContextKind::InvalidValue).unwrap_or_default());
+            let cause = std::error::Error::source(error).map_or(usage, ToString::to_string);
+            (format!("{value:?} does not fit {argument}"), cause, None)
+        }
+        ErrorKind::ArgumentConflict => {
+            let prior = said(ContextKind::PriorArg).unwrap_or_default();
+            (format!("{argument} does not go with {prior}"), usage, None)
+        }
+        ErrorKind::MissingSubcommand => ("what to do is missing".into(), usage, None),
         ErrorKind::MissingRequiredArgument => (format!("{argument} is missing"), usage, None),
         _ => {
             let text = error.to_string();
@@ -104,15 +218,30 @@ pub(crate) fn explain(error: &clap::Error) -> Report {
             (first.trim_start_matches("error: ").to_owned(), usage, None)
         }
     };
-    let hint = hint.unwrap_or_else(|| "mesh --help".into());
-    Report { code: Code::Usage, message, cause, hint }
+    let hint = hint.unwrap_or_else(|| format!("{path} --help"));
+    Report::new(Code::Usage, message, cause, hint)
 }
 
-/// The commands that exist, `help` included.
-fn commands() -> Vec<String> {
+/// The beginning of a long value: it may be a ticket, and so a secret.
+fn brief(value: String) -> String {
+    const LONGEST: usize = 32;
+    match value.char_indices().nth(LONGEST) {
+        Some(_) => value.chars().take(8).chain(['…']).collect(),
+        None => value,
+    }
+}
+
+/// The command that a usage line is about (`mesh node`), and what it takes next.
+fn beneath(usage: &str) -> (String, Vec<String>) {
     let mut command = Args::command();
     command.build();
-    command.get_subcommands().map(|sub| sub.get_name().to_owned()).collect()
+    let (mut path, mut at) = ("mesh".to_owned(), &command);
+    for word in usage.split_whitespace().skip_while(|word| *word != "mesh").skip(1) {
+        let Some(next) = at.find_subcommand(word) else { break };
+        path = format!("{path} {word}");
+        at = next;
+    }
+    (path, at.get_subcommands().map(|sub| sub.get_name().to_owned()).collect())
 }
 
 #[cfg(test)]
@@ -126,7 +255,7 @@ mod tests {
 
     #[test]
     fn no_command_both_exists_and_is_yet_to_come() {
-        for name in commands() {
+        for name in beneath("mesh").1 {
             assert!(!TO_COME.contains(&name.as_str()), "{name} exists: take it off the list");
         }
     }

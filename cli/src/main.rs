@@ -1,22 +1,39 @@
 //! `mesh`: what a person types and sees.
 //!
 //! Parses, dispatches, and turns the outcome into an exit code. It decides nothing: the rules live
-//! in the crates below.
+//! in the crates below, and most commands are a question to a running node.
+//!
+//! | read | for |
+//! |---|---|
+//! | [`args`], [`value`] | what can be typed |
+//! | [`context`] | which node is meant, how to answer, whether to ask |
+//! | [`client`], [`answers`] | asking a node, and what it says |
+//! | [`background`] | starting a node behind a command, and stopping it |
+//! | [`commands`] | one file per command |
+//! | [`report`], [`view`], [`screen`] | errors as three lines; tables; live screens |
 
 use std::ffi::OsString;
-use std::io::{self, Write};
 use std::process::ExitCode;
 
-use anyhow::Context;
+use clap::Parser;
 use clap::error::ErrorKind;
-use clap::{CommandFactory, Parser};
 use serde_json::json;
 
-use crate::args::{Args, Command};
-use crate::report::{Code, Report};
+use crate::args::Args;
+use crate::context::{Context, print, print_item, written};
+use crate::report::{Code, Outcome, Report};
 
+mod answers;
 mod args;
+mod background;
+mod client;
+mod commands;
+mod context;
+mod making;
 mod report;
+mod screen;
+mod value;
+mod view;
 
 fn main() -> ExitCode {
     let words: Vec<OsString> = std::env::args_os().collect();
@@ -28,32 +45,27 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(words: &[OsString], json: bool) -> Result<ExitCode, Report> {
+fn run(words: &[OsString], json: bool) -> Outcome {
     let args = match Args::try_parse_from(words) {
         Ok(args) => args,
         Err(answer) => return on_no_command(&answer, json),
     };
-    match args.command {
-        Some(Command::Completions { shell }) => completions(shell, json),
-        None => Err(Report {
-            code: Code::Usage,
-            message: "no command was given".into(),
-            cause: "options alone do nothing".into(),
-            hint: "mesh --help".into(),
-        }),
-    }
+    let Some(command) = args.command else {
+        let cause = "options alone do nothing";
+        return Err(Report::new(Code::Usage, "no command was given", cause, "mesh --help"));
+    };
+    commands::run(command, &Context::new(args.globals)?)
 }
 
 /// Clap reports help and version the way it reports mistakes. Here they part.
-fn on_no_command(answer: &clap::Error, json: bool) -> Result<ExitCode, Report> {
+fn on_no_command(answer: &clap::Error, json: bool) -> Outcome {
     match answer.kind() {
         ErrorKind::DisplayVersion => {
             let (version, level) = (args::VERSION, args::LEVEL);
             if json {
-                let item = json!({ "version": version, "level": level });
-                return print(&line(&json!({ "schema": 1, "item": item })));
+                return print_item(&json!({ "version": version, "level": level }));
             }
-            print(format!("mesh {version} (level {level})\n").as_bytes())
+            print(&format!("mesh {version} (level {level})\n"))
         }
         // Clap itself asks the terminal and NO_COLOR whether to use colour.
         ErrorKind::DisplayHelp => written(answer.print()),
@@ -63,35 +75,5 @@ fn on_no_command(answer: &clap::Error, json: bool) -> Result<ExitCode, Report> {
             Ok(Code::Usage.exit())
         }
         _ => Err(args::explain(answer)),
-    }
-}
-
-fn completions(shell: clap_complete::Shell, json: bool) -> Result<ExitCode, Report> {
-    // Into memory first: the generator panics where a write fails.
-    let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Args::command(), "mesh", &mut script);
-    if json {
-        let script = String::from_utf8_lossy(&script);
-        let item = json!({ "shell": shell.to_string(), "script": script });
-        return print(&line(&json!({ "schema": 1, "item": item })));
-    }
-    print(&script)
-}
-
-fn line(value: &serde_json::Value) -> Vec<u8> {
-    format!("{value}\n").into_bytes()
-}
-
-fn print(bytes: &[u8]) -> Result<ExitCode, Report> {
-    written(io::stdout().write_all(bytes))
-}
-
-/// Whoever closed the pipe has read enough (`mesh --help | head -1`): that is no failure.
-fn written(result: io::Result<()>) -> Result<ExitCode, Report> {
-    match result.and_then(|()| io::stdout().flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error)
-            .context("the answer could not be written")
-            .map_err(|error| Report::failed(&error, "send the output to a file or a terminal")),
-        _ => Ok(ExitCode::SUCCESS),
     }
 }

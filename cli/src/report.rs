@@ -13,29 +13,89 @@ use std::process::ExitCode;
 
 use serde_json::{Value, json};
 
+use crate::view::clean;
+
+/// What a command comes to.
+pub(crate) type Outcome = Result<ExitCode, Report>;
+
 /// What kind of failure it was: decides the exit code. Scripts rely on both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Code {
-    /// It was refused, or it failed.
+    /// It failed.
     Failed,
+    /// A node or the mesh refused it.
+    Refused,
+    /// What was asked about is not there.
+    NotFound,
     /// What was typed is not a command.
     Usage,
+    /// There is no node to ask.
+    NoNode,
+    /// There is a node, and it knows no leader.
+    NoLeader,
+    /// There is a node, and it cannot answer now.
+    Unavailable,
+    /// No set of nodes can take the job.
+    Unplaceable,
+    /// A party has not agreed.
+    Consent,
+    /// It took too long.
+    Timeout,
+    /// Somebody pressed Ctrl-C.
+    Interrupted,
 }
 
 impl Code {
-    /// The name that `--json` shows.
+    const ALL: [Self; 11] = [
+        Self::Failed,
+        Self::Refused,
+        Self::NotFound,
+        Self::Usage,
+        Self::NoNode,
+        Self::NoLeader,
+        Self::Unavailable,
+        Self::Unplaceable,
+        Self::Consent,
+        Self::Timeout,
+        Self::Interrupted,
+    ];
+
+    /// The name that `--json` shows, here and on the HTTP API.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Failed => "failed",
+            Self::Refused => "refused",
+            Self::NotFound => "not_found",
             Self::Usage => "usage",
+            Self::NoNode => "no_node",
+            Self::NoLeader => "no_leader",
+            Self::Unavailable => "unavailable",
+            Self::Unplaceable => "unplaceable",
+            Self::Consent => "consent",
+            Self::Timeout => "timeout",
+            Self::Interrupted => "interrupted",
         }
+    }
+
+    /// The code of that name, as a node says it.
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|code| code.name() == name)
     }
 
     /// The exit code that goes with it.
     pub(crate) fn exit(self) -> ExitCode {
+        ExitCode::from(self.number())
+    }
+
+    fn number(self) -> u8 {
         match self {
-            Self::Failed => ExitCode::from(1),
-            Self::Usage => ExitCode::from(2),
+            Self::Failed | Self::Refused | Self::NotFound => 1,
+            Self::Usage => 2,
+            Self::NoNode | Self::NoLeader | Self::Unavailable => 3,
+            Self::Unplaceable => 4,
+            Self::Consent => 5,
+            Self::Timeout => 124,
+            Self::Interrupted => 130,
         }
     }
 }
@@ -54,6 +114,16 @@ pub(crate) struct Report {
 }
 
 impl Report {
+    /// A failure from its three lines.
+    pub(crate) fn new(
+        code: Code,
+        message: impl Into<String>,
+        cause: impl Into<String>,
+        hint: impl Into<String>,
+    ) -> Self {
+        Self { code, message: message.into(), cause: cause.into(), hint: hint.into() }
+    }
+
     /// A failed operation: the outermost error is the message, what lies beneath it the cause.
     pub(crate) fn failed(error: &anyhow::Error, hint: &str) -> Self {
         let beneath: Vec<String> = error.chain().skip(1).map(ToString::to_string).collect();
@@ -77,7 +147,9 @@ impl Report {
     }
 
     fn text(&self) -> String {
-        let Self { code: _, message, cause, hint } = self;
+        // A part of it may have come from a peer or a log: it must not move the cursor.
+        let [message, cause, hint] =
+            [&self.message, &self.cause, &self.hint].map(|text| clean(text));
         format!("error: {message}\ncause: {cause}\ntry:   {hint}\n")
     }
 
@@ -110,5 +182,20 @@ mod tests {
         let report = Report::failed(&anyhow!("refused"), "mesh --help");
         assert_eq!(report.text().lines().count(), 3);
         assert_eq!(report.json()["error"]["code"], "failed");
+    }
+
+    #[test]
+    fn what_a_peer_said_cannot_break_the_lines_or_move_the_cursor() {
+        let report = Report::new(Code::Refused, "a\nb", "\x1b[2Jc", "d\r");
+        assert_eq!(report.text(), "error: a b\ncause: [2Jc\ntry:   d\n");
+    }
+
+    #[test]
+    fn exit_codes_are_those_of_the_conventions() {
+        let numbers = Code::ALL.map(Code::number);
+        assert_eq!(numbers, [1, 1, 1, 2, 3, 3, 3, 4, 5, 124, 130]);
+        for code in Code::ALL {
+            assert_eq!(Code::named(code.name()), Some(code));
+        }
     }
 }

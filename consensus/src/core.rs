@@ -64,7 +64,7 @@ impl Default for Pace {
             election: 4,
             // Replaying as many takes a fifth of a second, most of it spent on signatures.
             snapshot_every: 4096,
-            keep: 1024,
+            keep: 4096,
             // 10 s: enough for a large state over a slow link, and not for ever.
             snapshot_patience: 200,
         }
@@ -131,6 +131,8 @@ impl<L: Log> Core<L> {
             read_only_option: ReadOnlyOption::Safe,
             max_uncommitted_size: 64 << 20,
             max_committed_size_per_ready: 4 << 20,
+            // The next entries carry the news; where there are none, the driver has it told.
+            skip_bcast_commit: true,
             ..raft::Config::default()
         };
         let last_index = log.last_index();
@@ -214,6 +216,13 @@ impl<L: Log> Core<L> {
         }
     }
 
+    /// Tells everyone what is committed, with whatever they still lack.
+    pub(crate) fn tell_commit(&mut self) {
+        if self.role() == Role::Leader {
+            self.raw.raft.bcast_append();
+        }
+    }
+
     pub(crate) fn read(&mut self, context: u64) {
         self.raw.read_index(context.to_le_bytes().to_vec());
     }
@@ -292,6 +301,10 @@ impl<L: Log> Core<L> {
 
     pub(crate) fn log(&self) -> &L {
         &self.raw.store().log
+    }
+
+    pub(crate) fn into_log(self) -> L {
+        self.raw.raft.r.raft_log.store.log
     }
 
     pub(crate) fn log_mut(&mut self) -> &mut L {

@@ -41,6 +41,14 @@ pub const MAX_WAITING: usize = 4096;
 pub const WAITING_TICKS: u64 = 1200;
 /// Reads that may wait at once; more are refused.
 pub const MAX_READS: usize = 4096;
+/// At most so many entries lie between two checkpoints of a small state.
+pub const CHECKPOINT_ENTRIES: u64 = 256;
+/// A checkpoint encodes the whole state. For every so many bytes of it they lie further apart, so that a write
+/// does not cost more the more was written before …
+const CHECKPOINT_BYTES: u64 = 1 << 20;
+/// … and at most so many times as far as those of a small state: newcomers need the entries behind one, and
+/// the log keeps no more than [`Pace::keep`].
+const CHECKPOINTS_APART: u64 = 16;
 /// Peers that are remembered from their admission alone; past this, all are forgotten.
 pub const MAX_INTRODUCED: usize = 1024;
 
@@ -71,6 +79,8 @@ pub enum Event {
     Change(ConfigChange),
     /// The leader should hand over.
     Transfer(RaftId),
+    /// Nothing else is to be done: the others may hear what is committed. See [`Driver::has_news`].
+    Tell,
     /// A peer shows that it belongs.
     Introduced(Vec<Admission>),
 }
@@ -110,6 +120,8 @@ pub struct Turn {
     pub installed: Option<u64>,
     /// This node took a snapshot: index and digest.
     pub snapshots: Vec<(u64, Hash)>,
+    /// The latest checkpoint that was applied: see [`Settings::checkpoints`].
+    pub checkpoint: Option<Snapshot>,
     /// Messages that were not heard.
     pub refused: Vec<(NodeId, Refused)>,
     /// Introductions that proved nothing.
@@ -139,6 +151,11 @@ pub struct Settings {
     pub seed: u64,
     /// Members that a newcomer was told of when it was admitted, until it has the state.
     pub introduced: Vec<(NodeId, RaftId)>,
+    /// Hands out the state at the first batch of each second of mesh time, at each leader's first
+    /// entry, and every so many entries ([`CHECKPOINT_ENTRIES`]: mesh time can stand still, while a
+    /// clock that was ahead is waited for); less often the larger it is. All of that is the same on every
+    /// node, so are these states, and voters can sign what newcomers may begin with.
+    pub checkpoints: bool,
     /// A bug to plant.
     pub planted: Planted,
 }
@@ -147,7 +164,7 @@ impl Settings {
     /// The usual pace.
     pub fn new(seed: u64) -> Self {
         let (pace, planted) = (Pace::default(), Planted::default());
-        Self { pace, seed, introduced: Vec::new(), planted }
+        Self { pace, seed, introduced: Vec::new(), checkpoints: false, planted }
     }
 }
 
@@ -201,6 +218,10 @@ pub struct Driver<L: Log, S> {
     waiting: BTreeMap<(NodeId, u64), u64>,
     reads: BTreeMap<u64, PendingRead>,
     next_read: u64,
+    /// The latest commit index that a leader's messages have carried.
+    told: u64,
+    /// Somebody elsewhere waits for an answer until it knows that this index is committed.
+    awaited: u64,
     /// When each snapshot on its way counts as lost.
     snapshots_out: BTreeMap<RaftId, u64>,
     fresh_until: u64,
@@ -243,6 +264,8 @@ impl<L: Log, S: StateMachine + Clone> Driver<L, S> {
             reads: BTreeMap::new(),
             // The upper half tells this start from others, so a late answer finds no namesake.
             next_read: settings.seed << 32,
+            told: 0,
+            awaited: 0,
             snapshots_out: BTreeMap::new(),
             fresh_until: 0,
             unwritten: None,
@@ -274,6 +297,7 @@ impl<L: Log, S: StateMachine + Clone> Driver<L, S> {
                     self.core.propose_change(&change);
                 }
                 Event::Transfer(to) => self.core.transfer(to),
+                Event::Tell => self.tell(),
                 Event::Introduced(chain) => self.on_introduced(&chain, &mut turn),
             }
             self.core.check()?;
@@ -281,9 +305,31 @@ impl<L: Log, S: StateMachine + Clone> Driver<L, S> {
         while self.core.has_ready() {
             self.pump(out, &mut turn)?;
         }
-        self.compact()?;
         self.answer_reads(&mut turn, out);
+        if self.has_news() && self.told < self.awaited {
+            self.tell();
+            while self.core.has_ready() {
+                self.pump(out, &mut turn)?;
+            }
+        }
+        self.compact()?;
         Ok(turn)
+    }
+
+    /// Whether this node leads and has committed what it has told nobody yet.
+    ///
+    /// The next entries carry the news, which saves a message and its answer for every batch of a busy mesh.
+    /// If none follow at once, the caller gives an [`Event::Tell`]; a heartbeat would say it, too, but later.
+    pub fn has_news(&self) -> bool {
+        self.core.role() == Role::Leader && self.core.hard_state().commit > self.told
+    }
+
+    fn tell(&mut self) {
+        if self.has_news() {
+            self.core.tell_commit();
+            // Also where there is nobody to hear it. Whoever misses it learns it from a heartbeat.
+            self.told = self.core.hard_state().commit;
+        }
     }
 
     /// One round of the safe order.
@@ -381,7 +427,11 @@ impl<L: Log, S: StateMachine + Clone> Driver<L, S> {
     }
 
     fn apply(&mut self, entry: &Entry, turn: &mut Turn) -> Result<(), Stop> {
+        let before = self.replica.time();
         let applied = self.replica.apply(entry)?;
+        if self.settings.checkpoints && is_checkpoint(before, &applied, self.replica.weight()) {
+            turn.checkpoint = Some(self.replica.snapshot());
+        }
         match (&entry.payload, &applied.fact) {
             (Payload::Config(change), Fact::Config(Some(config))) => {
                 let raft = self.core.apply_change(change);
@@ -584,7 +634,7 @@ impl<L: Log, S: StateMachine + Clone> Driver<L, S> {
             return;
         }
         // What can never count is answered here, and costs nobody a place in the log.
-        if let Err(error) = batch.verify(self.replica.mesh(), self.replica.epoch()) {
+        if let Err(error) = self.replica.verify(batch) {
             self.waiting.remove(&key);
             turn.answers.push(Answer { author, sequence, result: Err(error.into()) });
             return;
@@ -624,8 +674,12 @@ impl<L: Log, S: StateMachine + Clone> Driver<L, S> {
         if !self.replica.machine().may_write(batch.author()) {
             return Err(Refused::Batch);
         }
-        batch.verify(self.replica.mesh(), self.replica.epoch()).map_err(|_| Refused::Batch)?;
-        if self.core.propose(now, bytes) { Ok(()) } else { Err(Refused::Busy) }
+        self.replica.verify(&batch).map_err(|_| Refused::Batch)?;
+        if !self.core.propose(now, bytes) {
+            return Err(Refused::Busy);
+        }
+        self.awaited = self.core.last_index();
+        Ok(())
     }
 
     fn on_introduced(&mut self, chain: &[Admission], turn: &mut Turn) {
@@ -646,15 +700,18 @@ impl<L: Log, S: StateMachine + Clone> Driver<L, S> {
         }
     }
 
-    fn say(&self, to: RaftId, body: Body, out: &mut impl Outbox) {
+    fn say(&mut self, to: RaftId, body: Body, out: &mut impl Outbox) {
         let identity = self.core.log().identity();
         let (mesh, epoch, from) = (identity.mesh, identity.epoch, identity.raft_id);
         // Not raft's: it promises nothing, so it need not wait for the term to be on disk.
         self.send(vec![Message { mesh, epoch, from, to, term: 0, body }], out);
     }
 
-    fn send(&self, messages: Vec<Message>, out: &mut impl Outbox) {
+    fn send(&mut self, messages: Vec<Message>, out: &mut impl Outbox) {
         for message in messages {
+            if let Body::Append { commit, .. } = message.body {
+                self.told = self.told.max(commit);
+            }
             if let Some(node) = self.node_at(message.to) {
                 out.send(node, message);
             }
@@ -692,6 +749,36 @@ impl<L: Log, S: StateMachine + Clone> Driver<L, S> {
         self.core.log()
     }
 
+    /// Entries after `index` that this node has applied, for those who only watch: as many as fit
+    /// into `max_bytes`, at least one if there is one. `None` if they are no longer in the log.
+    pub fn entries_after(
+        &self,
+        index: u64,
+        max_bytes: u64,
+    ) -> Result<Option<Vec<Entry>>, LogError> {
+        let (log, applied) = (self.core.log(), self.replica.index());
+        if index >= applied {
+            return Ok(Some(Vec::new()));
+        }
+        if index + 1 < log.first_index() {
+            return Ok(None);
+        }
+        // What is applied is on disk: raft hands nothing out before.
+        log.entries(index + 1, applied + 1, max_bytes).map(Some)
+    }
+
+    /// Ends this node's part in the agreement, and hands back its log and its replica.
+    ///
+    /// A node that has lost its seat becomes a watcher: it goes on from the replica, with committed
+    /// entries from those who still have one. It must not be stopped earlier than that: a voter
+    /// that falls silent is missing. The log stays as it is, with what this node promised in it;
+    /// should the node get a seat again, [`crate::follow::seat`] brings it up to date.
+    ///
+    /// Between turns everything that was promised is on disk. What waits for an answer gets none.
+    pub fn into_parts(self) -> (L, Replica<S>) {
+        (self.core.into_log(), self.replica)
+    }
+
     /// What this node is doing.
     pub fn status(&self) -> Status {
         let hard_state = self.core.hard_state();
@@ -724,5 +811,43 @@ impl<L: Log, S: StateMachine + Clone> Driver<L, S> {
                 },
             })
             .collect()
+    }
+}
+
+/// Whether the state after an entry is a checkpoint: see [`Settings::checkpoints`].
+fn is_checkpoint(before: Time, applied: &Applied, weight: u64) -> bool {
+    let apart = (weight / CHECKPOINT_BYTES).next_power_of_two().min(CHECKPOINTS_APART);
+    let period = |time: Time| time.0 / (1000 * apart);
+    period(applied.time) != period(before)
+        || applied.fact == Fact::Empty
+        || applied.index.is_multiple_of(CHECKPOINT_ENTRIES * apart)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(index: u64, time: u64, fact: Fact) -> Applied {
+        Applied { index, term: 1, history: Hash([0; 32]), time: Time(time), fact }
+    }
+
+    #[test]
+    fn checkpoints_of_a_large_state_lie_further_apart_but_within_the_log() {
+        let batch = || Fact::Config(None);
+        // A new second, and so many entries.
+        assert!(is_checkpoint(Time(1999), &at(7, 2000, batch()), 0));
+        assert!(!is_checkpoint(Time(2000), &at(7, 2999, batch()), 0));
+        assert!(is_checkpoint(Time(2000), &at(CHECKPOINT_ENTRIES, 2000, batch()), 0));
+        // Three MiB count as four.
+        let large = 3 * CHECKPOINT_BYTES;
+        assert!(!is_checkpoint(Time(1999), &at(7, 2000, batch()), large));
+        assert!(is_checkpoint(Time(3999), &at(7, 4000, batch()), large));
+        assert!(!is_checkpoint(Time(0), &at(CHECKPOINT_ENTRIES, 0, batch()), large));
+        assert!(is_checkpoint(Time(0), &at(4 * CHECKPOINT_ENTRIES, 0, batch()), large));
+        // However large, a newcomer finds the entries behind one in the log; and a new leader begins with one.
+        let furthest = CHECKPOINTS_APART * CHECKPOINT_ENTRIES;
+        assert!(furthest <= Pace::default().keep);
+        assert!(is_checkpoint(Time(0), &at(furthest, 0, batch()), u64::MAX / 2));
+        assert!(is_checkpoint(Time(0), &at(7, 0, Fact::Empty), u64::MAX / 2));
     }
 }

@@ -13,15 +13,19 @@
 //!
 //! Read [`driver`] first: it is the loop and the one safe order. Then [`replica`] (what a committed
 //! entry does), [`admit`] (what is not even heard), [`core`] (raft-rs behind our own types),
-//! [`autopilot`] (who should vote) and [`recover`] (after the majority is gone for good). The words
+//! [`autopilot`] (who should vote) and [`recover`] (after the majority is gone for good). For members
+//! without a seat there are [`bookmark`] (whom to believe) and [`follow`] (how they come to sit). The words
 //! are in [`id`], [`time`], [`command`], [`message`], [`log`] and [`machine`].
 
 pub mod admission;
 pub mod admit;
 pub mod autopilot;
+pub mod bookmark;
 pub mod command;
 pub mod core;
 pub mod driver;
+pub mod follow;
+pub mod handover;
 pub mod id;
 pub mod log;
 pub mod machine;

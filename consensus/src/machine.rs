@@ -89,6 +89,8 @@ pub trait StateMachine {
     fn may_write(&self, author: NodeId) -> bool;
     /// Everything, in one canonical encoding.
     fn snapshot(&self) -> Vec<u8>;
+    /// About how many bytes [`StateMachine::snapshot`] gives, told without making one. The same on every node.
+    fn weight(&self) -> u64;
     /// Replaces everything by what [`StateMachine::snapshot`] gave.
     fn restore(&mut self, bytes: &[u8]) -> Result<(), Halt>;
     /// The member that sits at `seat` (also while it is leaving).

@@ -5,7 +5,7 @@
 //! the *history*, a chain over all entries, and the *digest* of the content at a snapshot (a chain
 //! alone cannot check a snapshot).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
@@ -19,6 +19,10 @@ use crate::time::Time;
 /// How far apart two batches of one author may overtake each other. An author keeps fewer than
 /// this in flight.
 pub const WINDOW: u64 = 256;
+/// What a receipt takes in a snapshot, with its number.
+const RECEIPT_BYTES: u64 = 8;
+/// Batches that were checked and are not applied yet, of which that is remembered.
+const MAX_CHECKED: usize = 256;
 
 const FORMAT: u16 = 1;
 
@@ -150,6 +154,8 @@ pub struct Replica<S> {
     config: Config,
     authors: BTreeMap<NodeId, Window>,
     machine: S,
+    /// Hashes of batches whose signatures were checked here before they were logged.
+    checked: VecDeque<Hash>,
     planted: Planted,
 }
 
@@ -181,6 +187,7 @@ impl<S: StateMachine> Replica<S> {
             config,
             authors: BTreeMap::new(),
             machine,
+            checked: VecDeque::new(),
             planted: Planted::default(),
         };
         replica.machine.on_config(replica.index, &replica.config);
@@ -199,6 +206,7 @@ impl<S: StateMachine> Replica<S> {
             config: Config::default(),
             authors: BTreeMap::new(),
             machine,
+            checked: VecDeque::new(),
             planted: Planted::default(),
         }
     }
@@ -234,6 +242,7 @@ impl<S: StateMachine> Replica<S> {
             config: snapshot.config.clone(),
             authors: body.authors,
             machine,
+            checked: VecDeque::new(),
             planted: Planted::default(),
         })
     }
@@ -261,6 +270,11 @@ impl<S: StateMachine> Replica<S> {
             config: self.config.clone(),
             data: postcard::to_stdvec(&body).expect("a replica always encodes"),
         }
+    }
+
+    /// About how many bytes a snapshot has: the same on every node at this index.
+    pub fn weight(&self) -> u64 {
+        self.machine.weight() + self.authors.len() as u64 * WINDOW * RECEIPT_BYTES
     }
 
     /// Applies the next committed entry.
@@ -301,8 +315,28 @@ impl<S: StateMachine> Replica<S> {
         hasher.update(&epoch.to_le_bytes());
         self.history = Hash(*hasher.finalize().as_bytes());
         self.config = Config { voters: [survivor].into(), ..Config::default() };
+        // They were good for another epoch.
+        self.checked.clear();
         self.machine.on_recovery(index, epoch, survivor);
         self.machine.on_config(index, &self.config);
+    }
+
+    /// Checks the signature of a batch before it is logged, and remembers that it is good: a leader need not
+    /// check it once more when it applies it.
+    pub fn verify(&mut self, batch: &Batch) -> Result<(), BatchError> {
+        batch.verify(self.mesh, self.epoch)?;
+        if self.checked.len() >= MAX_CHECKED {
+            self.checked.pop_front();
+        }
+        self.checked.push_back(Hash::of(batch.as_bytes()));
+        Ok(())
+    }
+
+    /// Whether a batch with exactly these bytes was checked. It is asked once.
+    fn was_checked(&mut self, batch: &Batch) -> bool {
+        let hash = Hash::of(batch.as_bytes());
+        let at = self.checked.iter().position(|checked| *checked == hash);
+        at.and_then(|at| self.checked.remove(at)).is_some()
     }
 
     fn on_batch(&mut self, time: Time, bytes: &[u8]) -> Result<Fact, Halt> {
@@ -323,8 +357,10 @@ impl<S: StateMachine> Replica<S> {
     }
 
     /// Whether the batch counts; `Some` if it has counted before.
-    fn judge(&self, batch: &Batch) -> Result<Option<Receipt>, Rejected> {
-        batch.verify(self.mesh, self.epoch)?;
+    fn judge(&mut self, batch: &Batch) -> Result<Option<Receipt>, Rejected> {
+        if !self.was_checked(batch) {
+            batch.verify(self.mesh, self.epoch)?;
+        }
         if !self.machine.may_write(batch.author()) {
             return Err(Rejected::NotMember(batch.author()));
         }
@@ -435,7 +471,13 @@ impl<S: StateMachine> Replica<S> {
     }
 }
 
-fn chain(history: Hash, entry: &Entry) -> Hash {
+/// The history that a snapshot says it has; `None` if it cannot be read.
+pub fn history_of(snapshot: &Snapshot) -> Option<Hash> {
+    exact::<Body<'_>>(&snapshot.data).map(|body| body.history)
+}
+
+/// The history after `entry`, given the history before it.
+pub fn chain(history: Hash, entry: &Entry) -> Hash {
     let mut hasher = blake3::Hasher::new();
     hasher.update(&history.0);
     let bytes = postcard::to_stdvec(entry).expect("an entry always encodes");

@@ -90,10 +90,15 @@ impl World {
                 }
                 let observed = self.invariants.observe(&seen);
                 self.trace.turn(self.now, index, &turn, &messages);
+                let has_news = driver.has_news();
                 self.hosts[index].driver = Some(driver);
                 observed?;
                 self.route(index, messages);
                 self.after_turn(index, turn)?;
+                if has_news {
+                    self.hosts[index].take(Event::Tell);
+                    self.schedule(index);
+                }
                 if crash.is_some() || is_dead {
                     self.power_cut(index);
                 }

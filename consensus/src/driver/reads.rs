@@ -94,6 +94,7 @@ impl<L: Log, S: StateMachine + Clone> Driver<L, S> {
                 Some(PendingRead { asker: Asker::Here { token }, .. }) => turn.reads.push(token),
                 Some(PendingRead { asker: Asker::Peer { seat, context }, index, .. }) => {
                     let index = index.unwrap_or(CEILING);
+                    self.awaited = self.awaited.max(index.min(self.core.last_index()));
                     self.say(seat, Body::ReadReply { context, index }, out);
                 }
                 None => {}

@@ -16,6 +16,7 @@ use mesh_consensus::id::{Hash, NodeId, PartyId, TicketId};
 use mesh_consensus::time::Time;
 use serde::{Deserialize, Serialize};
 
+use super::label::LabelValue;
 use super::level::{Level, Version};
 use super::name::Name;
 use super::party::{PartySignature, SignatureBytes, Slot, sign_party_act};
@@ -104,6 +105,18 @@ kinds! {
     10 NameSet level 1;
     /// A node drops a name of its party.
     11 NameDrop level 2;
+    /// A voter sets the length of raft's tick.
+    12 Pace level 3;
+    /// A node labels another of its party, or itself.
+    13 Label level 3;
+    /// A node says whether another of its party, or itself, takes new work.
+    14 Drain level 3;
+    /// A party makes an invite: a ticket for a new party.
+    15 Invite level 3;
+    /// A member speaks for somebody who has an invite and wants to found a party.
+    16 Found level 3;
+    /// A node signs a change of voters that it voted before.
+    17 HandOver level 3;
 }
 
 /// A party makes a ticket. Needs the signature of that party.
@@ -248,6 +261,75 @@ pub struct NameDrop {
     pub name: Name,
     /// What it stands for now.
     pub expect: Hash,
+}
+
+/// Sets the length of raft's tick. By a member that votes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pace {
+    /// In milliseconds: one of [`super::extras::TICKS_MS`].
+    pub tick_ms: u32,
+}
+
+/// Signs a change of voters, as one who voted before it. See [`mesh_consensus::handover`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HandOver {
+    /// The entry that changed them.
+    pub index: u64,
+    /// By the author's own key.
+    pub signature: SignatureBytes,
+}
+
+/// Sets or drops a label of a node of the author's party.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Label {
+    /// Which node.
+    pub node: NodeId,
+    /// The word.
+    pub key: Name,
+    /// Its value; `None` drops it.
+    pub value: Option<LabelValue>,
+}
+
+/// Says whether a node of the author's party takes new work. Its vote stays as it is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Drain {
+    /// Which node.
+    pub node: NodeId,
+    /// Whether it is drained from now on.
+    pub on: bool,
+}
+
+/// A party makes an invite. Needs the signature of that party. It lets in no node: see
+/// [`super::invite`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Invite {
+    /// The public key of its one-off seed.
+    pub ticket: TicketId,
+    /// The party that invites.
+    pub party: PartyId,
+    /// The first moment at which it no longer counts.
+    pub expires: Time,
+    /// How many parties may ask to be taken in: 1 to [`super::ticket::MAX_USES`].
+    pub uses: u32,
+}
+
+/// Asks, in the name of the party that made the invite, to take in a further one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Found {
+    /// The invite that the newcomer showed.
+    pub invite: TicketId,
+    /// What the party will be called.
+    pub name: Name,
+    /// Its signing key, which is its id.
+    pub signing: PartyId,
+    /// Its sealing key.
+    pub sealing: [u8; 32],
+    /// The ticket with which its first node will join, once the party is there.
+    pub ticket: TicketId,
+    /// By the invite's key: see [`super::invite::sign_found`].
+    pub proof: SignatureBytes,
+    /// By the party's own signing key: see [`super::invite::sign_found_consent`].
+    pub consent: SignatureBytes,
 }
 
 impl Act {

@@ -61,13 +61,14 @@ mod tests {
     use mesh_consensus::machine::StateMachine;
 
     use super::super::State;
+    use super::super::level::LEVEL;
     use super::super::refusal::Refusal;
     use super::super::testing::{founding, id, name, party_id};
     use super::*;
 
     #[test]
     fn a_mesh_begins_with_one_party_and_one_node_at_seat_one() {
-        let state = State::genesis(founding(), 2).unwrap();
+        let state = State::genesis(founding(), LEVEL).unwrap();
         assert_eq!(state.members().len(), 1);
         assert_eq!(state.seat_of(id(1)), Some(RaftId(1)));
         assert_eq!(state.node_at(RaftId(1)), Some(id(1)));

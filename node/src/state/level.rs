@@ -27,10 +27,10 @@ use super::refusal::Refusal;
 use super::{Facts, Stop};
 
 /// The highest level that this binary knows.
-pub const LEVEL: u16 = 2;
+pub const LEVEL: u16 = 3;
 
 /// The first release that supports each level, from level 1 on.
-const FIRST_RELEASES: [Version; LEVEL as usize] = [Version::new(0, 1, 0), Version::new(0, 1, 0)];
+const FIRST_RELEASES: [Version; LEVEL as usize] = [Version::new(0, 1, 0); LEVEL as usize];
 
 /// The level that holds in a mesh.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -170,7 +170,8 @@ mod tests {
     #[test]
     fn every_level_has_its_kinds_in_order_of_introduction() {
         assert!(KINDS.is_sorted_by_key(|kind| kind.level));
-        assert_eq!(Level::known(1).unwrap().kinds, 11);
+        let kinds = [1, 2, 3].map(|level| Level::known(level).unwrap().kinds);
+        assert_eq!(kinds, [11, 12, 18]);
         assert_eq!(Level::known(LEVEL).map(|level| usize::from(level.kinds)), Some(KINDS.len()));
         assert_eq!(Level::known(0), None);
         assert_eq!(Level::known(LEVEL + 1), None);
@@ -253,7 +254,7 @@ mod tests {
     #[test]
     fn an_old_binary_stops_at_a_snapshot_of_a_higher_level() {
         let mut scene = Scene::new();
-        scene.raise_to_two();
+        scene.raise_to(2);
         let mut old = State::blank(1);
         let halt = Err(Halt::TooOld { level: 2, supports: 1, install: "0.1.0".into() });
         assert_eq!(old.restore(&scene.state.snapshot()), halt);
@@ -268,7 +269,7 @@ mod tests {
     #[test]
     fn a_binary_that_lacks_a_kind_of_the_level_stops() {
         let mut scene = Scene::new();
-        scene.raise_to_two();
+        scene.raise_to(2);
         // Nothing lets this come about; the rule is there for whatever we did not think of.
         let mut old = scene.state.clone();
         old.supports = 1;

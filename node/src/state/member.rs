@@ -24,6 +24,7 @@ use super::name::Name;
 use super::party::check_key;
 use super::refusal::Refusal;
 use super::request::JointAct;
+use super::ticket::Ticket;
 use super::{Facts, Moment, Recovered};
 
 /// A party has at most this many nodes, leaving ones included.
@@ -86,7 +87,8 @@ impl Facts {
         self.members.get_mut(&node).filter(|member| !member.leaving)
     }
 
-    pub(super) fn admit(&mut self, at: &At, act: Admit) -> Result<(), Refusal> {
+    /// Whether the node would be let in here and now, and by which ticket.
+    pub(super) fn check_admit(&self, at: &At, act: &Admit) -> Result<Ticket, Refusal> {
         if self.members.contains_key(&act.node) {
             return Err(Refusal::AlreadyMember);
         }
@@ -97,11 +99,16 @@ impl Facts {
             return Err(Refusal::NameTaken);
         }
         check_key(&act.node.0)?;
-        let ticket = self.check_ticket(at, &act)?;
+        let ticket = self.check_ticket(at, act)?;
         let siblings = self.members.values().filter(|member| member.party == ticket.party);
         if siblings.count() >= MAX_MEMBERS {
             return Err(Refusal::TooManyMembers);
         }
+        Ok(ticket)
+    }
+
+    pub(super) fn admit(&mut self, at: &At, act: Admit) -> Result<(), Refusal> {
+        let ticket = self.check_admit(at, &act)?;
         let seat = self.take_seat(at)?;
         self.use_ticket(act.ticket);
         let member = Member {
@@ -189,11 +196,13 @@ impl Facts {
             .collect();
         for node in gone {
             self.members.remove(&node);
+            self.extras.forget(node);
             self.removed.insert(node);
         }
     }
 
-    pub(super) fn on_config(&mut self, config: &Config) {
+    pub(super) fn on_config(&mut self, index: u64, config: &Config) {
+        self.note_handover(index, config);
         self.config = config.clone();
         self.drop_unseated();
     }
@@ -205,8 +214,11 @@ impl Facts {
         }
         // They were answers to a mesh that is no more; parties can ask again.
         self.requests.clear();
+        self.extras.firsts.clear();
         self.recovered = Some(Recovered { epoch, index });
-        self.on_config(&Config { voters: BTreeSet::from([survivor]), ..Config::default() });
+        self.on_config(index, &Config { voters: BTreeSet::from([survivor]), ..Config::default() });
+        // Nobody could sign that change, and what was signed before it was for another epoch.
+        self.extras.handovers.clear();
     }
 
     pub(super) fn report(&mut self, at: &At, act: Report) -> Result<(), Refusal> {

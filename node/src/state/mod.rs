@@ -1,4 +1,5 @@
-//! What all members agree on: parties, members, tickets, requests, names and the level.
+//! What all members agree on: parties, members, tickets, invites, requests, names, labels, raft's
+//! tick and the level.
 //!
 //! [`State`] is what the log of commands makes of itself. It owns every rule of *who may do what*
 //! and leaves to others how commands reach the log, who votes best, and what to do about it all.
@@ -9,19 +10,24 @@
 //! command ─► is its kind known at this level?   level.rs, command.rs
 //!         ─► is its author a member?            member.rs
 //!         ─► did the party sign it, here?       party.rs
-//!         ─► the rules of its kind              ticket.rs member.rs request.rs name.rs level.rs
+//!         ─► the rules of its kind              ticket.rs invite.rs member.rs label.rs request.rs
+//!                                               name.rs level.rs extras.rs
 //!         ─► done, or refused with a number     refusal.rs
 //! ```
 //!
 //! A refused command changes nothing at all. A configuration of raft is judged by `seats.rs`.
 //!
-//! A snapshot is the level, then the rest, in postcard. The level comes first so that a binary that
+//! A snapshot is the level, then the rest, in postcard; what came with level 3 follows at the end. The level comes first so that a binary that
 //! cannot read what follows can still say which version can. Something new in the state at a new
 //! level must leave the encoding at the older levels as it is: while the level is not raised, old
 //! and new binaries sign the same digests.
 
 pub mod command;
+pub mod extras;
 pub mod founding;
+mod handover;
+pub mod invite;
+pub mod label;
 pub mod level;
 pub mod member;
 pub mod name;
@@ -37,8 +43,11 @@ mod testing;
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use mesh_consensus::command::{Command, exact};
+use mesh_consensus::handover::Handover;
 use mesh_consensus::id::{Epoch, Hash, NodeId, PartyId, RaftId, TicketId};
 use mesh_consensus::log::Config;
 use mesh_consensus::machine::{At, Halt, Outcome, StateMachine};
@@ -46,7 +55,10 @@ use mesh_consensus::time::Time;
 use serde::{Deserialize, Serialize};
 
 use command::{Act, Report, kinds_at};
+use extras::Extras;
 use founding::{Founding, FoundingError};
+use invite::Invitation;
+use label::LabelValue;
 use level::Level;
 use member::Member;
 use name::Name;
@@ -59,12 +71,26 @@ use ticket::Ticket;
 pub const FOUNDERS_SEAT: RaftId = RaftId(1);
 
 /// The replicated state. See the module.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct State {
     /// The highest level that this binary knows; [`level::LEVEL`] but in tests. Not agreed on.
     supports: u16,
+    /// See [`State::revision`]. Not agreed on either, and no part of what makes two states equal.
+    revision: u64,
     facts: Facts,
 }
+
+impl PartialEq for State {
+    fn eq(&self, other: &Self) -> bool {
+        (self.supports, &self.facts) == (other.supports, &other.facts)
+    }
+}
+
+impl Eq for State {}
+
+/// One counter for all states of the process. A snapshot is restored into a state that was blank a
+/// moment ago, and must be told apart from the one whose place it takes.
+static REVISIONS: AtomicU64 = AtomicU64::new(1);
 
 /// When something happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -112,6 +138,9 @@ struct Facts {
     /// The index of the last entry that gave a seat. An entry gives one at most.
     last_admission: u64,
     recovered: Option<Recovered>,
+    /// Encoded by itself, and at the later levels only.
+    #[serde(skip)]
+    extras: Extras,
 }
 
 impl State {
@@ -143,12 +172,12 @@ impl State {
         facts.config.voters.insert(FOUNDERS_SEAT);
         facts.last_admission = FOUNDERS_SEAT.0;
         facts.founding = Some(founding);
-        Ok(Self { supports, facts })
+        Ok(Self { supports, revision: next_revision(), facts })
     }
 
     /// An empty state that waits to be restored. Nobody may write to it.
     pub fn blank(supports: u16) -> Self {
-        Self { supports, facts: Facts::default() }
+        Self { supports, revision: 0, facts: Facts::default() }
     }
 
     /// The highest level that this binary knows.
@@ -203,9 +232,24 @@ impl State {
         &self.facts.removed
     }
 
+    /// Why the command would be refused if it came next, for those that strangers can cause: what can
+    /// be told without asking everybody is not worth a place in the log.
+    pub fn foresee(&self, at: &At, act: &Act) -> Result<(), Refusal> {
+        match act {
+            Act::Admit(act) => self.facts.check_admit(at, act).map(drop),
+            Act::Found(act) => self.facts.check_found(at, act).map(drop),
+            _ => Ok(()),
+        }
+    }
+
     /// All tickets that have not been cleared away; some may have expired.
     pub fn tickets(&self) -> &BTreeMap<TicketId, Ticket> {
         &self.facts.tickets
+    }
+
+    /// All invites that have not been cleared away; some may have expired.
+    pub fn invites(&self) -> &BTreeMap<TicketId, Invitation> {
+        &self.facts.extras.invites
     }
 
     /// All requests that have not been decided; some may have expired.
@@ -221,6 +265,33 @@ impl State {
     /// All names of a party, in order.
     pub fn names(&self, party: PartyId) -> impl Iterator<Item = (&Name, Hash)> {
         self.facts.names.get(&party).into_iter().flatten().map(|(name, hash)| (name, *hash))
+    }
+
+    /// The labels of a member, in order.
+    pub fn labels(&self, node: NodeId) -> impl Iterator<Item = (&Name, &LabelValue)> {
+        self.facts.extras.labels.get(&node).into_iter().flatten()
+    }
+
+    /// Whether a member is to be given no new work. It keeps its vote all the same.
+    pub fn is_drained(&self, node: NodeId) -> bool {
+        self.facts.extras.drained.contains(&node)
+    }
+
+    /// The latest changes of voters, in order, and who has signed them.
+    pub fn handovers(&self) -> impl Iterator<Item = &Handover> {
+        self.facts.extras.handovers.values()
+    }
+
+    /// The length of raft's tick.
+    pub fn tick(&self) -> Duration {
+        self.facts.extras.tick()
+    }
+
+    /// Grows whenever anything but names may have changed, so that whoever watches the state can
+    /// pass over the many entries that only set names. It is this process's own: two nodes with one
+    /// state have different revisions, and so has one node after a restart.
+    pub fn revision(&self) -> u64 {
+        self.revision
     }
 
     /// The configuration that holds.
@@ -240,7 +311,7 @@ impl State {
 
     /// Does what a command says, or tells why not. The order is the one drawn in the module.
     fn act(&mut self, at: &At, command: &Command) -> Result<(), Stop> {
-        let Self { supports, facts } = self;
+        let Self { supports, revision, facts } = self;
         if command.kind >= facts.level.kinds {
             return Err(Refusal::UnknownKind.into());
         }
@@ -253,6 +324,7 @@ impl State {
         // A signature is looked at wherever there is one, so that what carries one means it.
         let by = signature.map(|by| facts.check_signature(at, &act, &by)).transpose()?;
         let signed = by.ok_or(Refusal::Unsigned);
+        let only_names = matches!(act, Act::NameSet(_) | Act::NameDrop(_));
         match act {
             Act::TicketNew(act) => facts.ticket_new(at, act, signed?)?,
             Act::TicketRevoke(act) => facts.ticket_revoke(&act, signed?)?,
@@ -266,6 +338,15 @@ impl State {
             Act::RaiseLevel(act) => facts.raise_level(act, *supports)?,
             Act::NameSet(act) => facts.name_set(at, act)?,
             Act::NameDrop(act) => facts.name_drop(at, &act)?,
+            Act::Pace(act) => facts.pace(at, &act)?,
+            Act::Label(act) => facts.label(at, act)?,
+            Act::Drain(act) => facts.drain(at, &act)?,
+            Act::Invite(act) => facts.invite(at, act, signed?)?,
+            Act::Found(act) => facts.found(at, act)?,
+            Act::HandOver(act) => facts.hand_over(at, &act)?,
+        }
+        if !only_names {
+            *revision = next_revision();
         }
         Ok(())
     }
@@ -321,8 +402,13 @@ impl Facts {
                 "names have an unknown party, or a party with names has none",
             ),
         ];
-        rules.into_iter().find(|(holds, _)| !holds).map(|(_, flaw)| flaw)
+        let flaw = rules.into_iter().find(|(holds, _)| !holds).map(|(_, flaw)| flaw);
+        flaw.or_else(|| self.flaw_in_extras())
     }
+}
+
+fn next_revision() -> u64 {
+    REVISIONS.fetch_add(1, Ordering::Relaxed)
 }
 
 fn distinct<T: Ord>(mut items: impl Iterator<Item = T>) -> bool {
@@ -344,8 +430,19 @@ impl StateMachine for State {
     }
 
     fn snapshot(&self) -> Vec<u8> {
-        postcard::to_stdvec(&self.facts)
-            .expect("the state holds nothing that postcard cannot encode")
+        let mut bytes = postcard::to_stdvec(&self.facts);
+        if self.facts.level.number >= extras::SINCE {
+            bytes = bytes.and_then(|bytes| postcard::to_extend(&self.facts.extras, bytes));
+        }
+        bytes.expect("the state holds nothing that postcard cannot encode")
+    }
+
+    fn weight(&self) -> u64 {
+        let Facts { members, removed, tickets, requests, names, .. } = &self.facts;
+        let names: usize = names.values().map(BTreeMap::len).sum();
+        let others = members.len() + removed.len() + tickets.len() + requests.len();
+        // A name takes some thirty bytes and its hash as many; a member or a ticket about twice that.
+        (64 * names + 128 * others) as u64
     }
 
     fn restore(&mut self, bytes: &[u8]) -> Result<(), Halt> {
@@ -358,11 +455,18 @@ impl StateMachine for State {
         if level != Level::default() && Level::known(level.number) != Some(level) {
             return Err(damaged("its level is not what it says"));
         }
-        let facts: Facts = exact(bytes).ok_or_else(|| damaged("it cannot be decoded"))?;
+        let undecodable = || damaged("it cannot be decoded");
+        let (mut facts, rest): (Facts, &[u8]) =
+            postcard::take_from_bytes(bytes).map_err(|_| undecodable())?;
+        if level.number >= extras::SINCE {
+            facts.extras = exact(rest).ok_or_else(undecodable)?;
+        } else if !rest.is_empty() {
+            return Err(undecodable());
+        }
         if let Some(flaw) = facts.flaw() {
             return Err(damaged(flaw));
         }
-        let restored = Self { supports: self.supports, facts };
+        let restored = Self { supports: self.supports, revision: next_revision(), facts };
         // Maps out of order and numbers written the long way decode as well, but no node wrote
         // them: this one would give a digest that differs from what it was given.
         if restored.snapshot() != bytes {
@@ -388,11 +492,13 @@ impl StateMachine for State {
         self.facts.allows(next)
     }
 
-    fn on_config(&mut self, _index: u64, config: &Config) {
-        self.facts.on_config(config);
+    fn on_config(&mut self, index: u64, config: &Config) {
+        self.facts.on_config(index, config);
+        self.revision = next_revision();
     }
 
     fn on_recovery(&mut self, index: u64, epoch: Epoch, survivor: RaftId) {
         self.facts.on_recovery(index, epoch, survivor);
+        self.revision = next_revision();
     }
 }

@@ -117,7 +117,7 @@ impl Facts {
         self.names.get(&party)?.get(name).copied()
     }
 
-    fn check_own_party(&self, author: NodeId, party: PartyId) -> Result<(), Refusal> {
+    pub(super) fn check_own_party(&self, author: NodeId, party: PartyId) -> Result<(), Refusal> {
         let member = self.staying(author).ok_or(Refusal::NotMember)?;
         if member.party == party { Ok(()) } else { Err(Refusal::WrongParty) }
     }
@@ -212,7 +212,7 @@ mod tests {
     #[test]
     fn a_name_is_dropped_by_its_party_if_it_stands_for_what_was_expected() {
         let mut scene = Scene::two_parties();
-        scene.raise_to_two();
+        scene.raise_to(2);
         let alpha = party_id(1);
         let (first, second) = (Hash([1; 32]), Hash([2; 32]));
         let drop = |expect| NameDrop { party: alpha, name: name("xray"), expect };

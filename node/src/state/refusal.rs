@@ -76,6 +76,22 @@ refusals! {
 
     // Admission, once more.
     38 BadConsent "the node's key did not agree to this ticket and its party in this mesh";
+
+    // Raft's tick.
+    39 NotVoter "only a node that votes may do this";
+    40 BadTick "a tick lasts 20 to 2000 milliseconds";
+
+    // Labels.
+    41 TooManyLabels "the node has as many labels as it may have";
+
+    // Invites.
+    42 NotInvited "the invite's key did not sign for this party in this mesh";
+    43 NotWilling "the new party's key did not agree to be founded so in this mesh";
+    44 AlreadyAsked "the same request is open already: it waits for the other parties";
+
+    // Hand-overs.
+    45 NoSuchHandover "there is no such change of voters, or enough have signed it";
+    46 BadHandover "the author did not vote before this change, or did not sign it";
 }
 
 impl Refusal {
@@ -112,5 +128,6 @@ mod tests {
         assert_eq!(Refusal::NotAllSupport.code(), 34);
         assert_eq!(Refusal::TooManyNames.code(), 37);
         assert_eq!(Refusal::BadConsent.code(), 38);
+        assert_eq!(Refusal::AlreadyAsked.code(), 44);
     }
 }

@@ -13,7 +13,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use mesh_consensus::id::{NodeId, PartyId};
+use mesh_consensus::id::{NodeId, PartyId, TicketId};
 use mesh_consensus::machine::At;
 use mesh_consensus::time::Time;
 use serde::{Deserialize, Serialize};
@@ -31,7 +31,7 @@ pub const MAX_REQUESTS: usize = 16;
 /// What only a majority of the parties may do.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum JointAct {
-    /// Takes in a further party. Its nodes come by tickets that it signs itself.
+    /// Takes in a further party.
     FoundParty {
         /// What it will be called.
         name: Name,
@@ -56,6 +56,11 @@ impl RequestId {
     /// hold the position.
     pub fn at(index: u64, position: u32) -> Self {
         Self((index << 10) | u64::from(position & 1023))
+    }
+
+    /// The index of the entry that opened it.
+    pub fn index(self) -> u64 {
+        self.0 >> 10
     }
 }
 
@@ -107,23 +112,37 @@ impl Facts {
         act: RequestOpen,
         by: PartyId,
     ) -> Result<(), Refusal> {
-        if act.expires <= at.time {
+        self.open_request(at, act.act, act.expires, by, None)
+    }
+
+    /// Opens a request in the name of `by`, whose yes it carries. A party to come may name the
+    /// ticket for its first node.
+    pub(super) fn open_request(
+        &mut self,
+        at: &At,
+        act: JointAct,
+        expires: Time,
+        by: PartyId,
+        first: Option<TicketId>,
+    ) -> Result<(), Refusal> {
+        if expires <= at.time {
             return Err(Refusal::BadExpiry);
         }
-        self.check_joint(&act.act)?;
+        self.check_joint(&act)?;
         let own = self.requests.values().filter(|r| r.opener == by && r.expires > at.time);
         if own.count() >= MAX_REQUESTS {
             return Err(Refusal::TooManyRequests);
         }
         self.requests.retain(|_, request| request.expires > at.time);
+        self.forget_firsts();
         let request = Request {
-            act: act.act,
+            act,
             opener: by,
             opened: Moment::of(at),
-            expires: act.expires,
+            expires,
             answers: BTreeMap::from([(by, true)]),
         };
-        self.settle(at, RequestId::at(at.index, at.position), request)
+        self.settle(at, RequestId::at(at.index, at.position), request, first)
     }
 
     pub(super) fn request_sign(
@@ -141,28 +160,42 @@ impl Facts {
         }
         let mut request = request.clone();
         request.answers.insert(by, act.yes);
-        self.settle(at, act.request, request)
+        let first = self.extras.firsts.get(&act.request).copied();
+        self.settle(at, act.request, request, first)
     }
 
     /// Does, drops or keeps a request, as its answers demand. Refuses, and changes nothing, where
     /// what is asked for has become impossible.
-    fn settle(&mut self, at: &At, id: RequestId, request: Request) -> Result<(), Refusal> {
+    fn settle(
+        &mut self,
+        at: &At,
+        id: RequestId,
+        request: Request,
+        first: Option<TicketId>,
+    ) -> Result<(), Refusal> {
         let yes = request.answers.values().filter(|yes| **yes).count();
         let no = request.answers.len() - yes;
         match verdict(self.parties.len(), yes, no) {
             Verdict::Passed => {
                 self.check_joint(&request.act)?;
                 self.requests.remove(&id);
-                self.carry_out(at, request.act);
+                self.carry_out(at, request.act, first);
             }
             Verdict::Failed => {
                 self.requests.remove(&id);
             }
             Verdict::Open => {
                 self.requests.insert(id, request);
+                self.extras.firsts.extend(first.map(|first| (id, first)));
             }
         }
+        self.forget_firsts();
         Ok(())
+    }
+
+    /// Drops the first tickets whose requests have gone.
+    fn forget_firsts(&mut self) {
+        self.extras.firsts.retain(|id, _| self.requests.contains_key(id));
     }
 
     fn check_joint(&self, act: &JointAct) -> Result<(), Refusal> {
@@ -172,7 +205,7 @@ impl Facts {
         }
     }
 
-    fn carry_out(&mut self, at: &At, act: JointAct) {
+    fn carry_out(&mut self, at: &At, act: JointAct, first: Option<TicketId>) {
         match act {
             JointAct::FoundParty { name, signing, sealing } => {
                 // Other requests for the same name or key have lost their point.
@@ -181,6 +214,9 @@ impl Facts {
                     JointAct::RemoveNode { .. } => true,
                 });
                 self.parties.insert(signing, Party { name, sealing, founded: Moment::of(at) });
+                if let Some(ticket) = first {
+                    self.begin_first(at, signing, ticket);
+                }
             }
             JointAct::RemoveNode { node } => self.remove(node),
         }

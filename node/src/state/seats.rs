@@ -77,6 +77,7 @@ impl Facts {
 mod tests {
     use super::super::State;
     use super::super::command::{Leave, Report};
+    use super::super::level::LEVEL;
     use super::super::testing::{Scene, id, name, node, party_id};
     use super::super::{Moment, party::Party};
     use super::*;
@@ -99,7 +100,7 @@ mod tests {
 
     /// A state with these members, of which `current` vote.
     fn state(members: &str, current: &str) -> State {
-        let mut state = State::blank(2);
+        let mut state = State::blank(LEVEL);
         for label in members.split_whitespace() {
             let party = PartyId([label.as_bytes()[0]; 32]);
             let moment = Moment::default();

@@ -11,7 +11,8 @@ use mesh_consensus::time::Time;
 use super::State;
 use super::command::*;
 use super::founding::{Founding, mesh_id};
-use super::level::Version;
+use super::invite::{sign_found, sign_found_consent};
+use super::level::{LEVEL, Version};
 use super::member::Member;
 use super::name::Name;
 use super::party::{SignatureBytes, Slot};
@@ -52,6 +53,14 @@ pub(super) fn ticket(n: u8) -> TicketId {
     TicketId(seed(n).verifying_key().to_bytes())
 }
 
+/// The number of the first ticket of party `n`.
+pub(super) const FIRST: u8 = 200;
+
+/// The first ticket of party `n`.
+pub(super) fn first(n: u8) -> TicketId {
+    ticket(FIRST + n)
+}
+
 pub(super) fn name(text: &str) -> Name {
     text.parse().unwrap()
 }
@@ -69,7 +78,7 @@ pub(super) fn founding() -> Founding {
     }
 }
 
-/// A mesh at level 1 that begins with party 1 and its node 1, and whose binary supports level 2.
+/// A mesh at level 1 that begins with party 1 and its node 1, and whose binary supports all levels.
 pub(super) struct Scene {
     pub(super) state: State,
     pub(super) mesh: MeshId,
@@ -80,7 +89,7 @@ pub(super) struct Scene {
 
 impl Scene {
     pub(super) fn new() -> Self {
-        let state = State::genesis(founding(), 2).unwrap();
+        let state = State::genesis(founding(), LEVEL).unwrap();
         Self { state, mesh: mesh_id(&founding()), index: 1, time: founding().time }
     }
 
@@ -96,6 +105,20 @@ impl Scene {
 
     pub(super) fn two_parties() -> Self {
         Self::of_parties(2)
+    }
+
+    /// One party, at the highest level.
+    pub(super) fn at_top() -> Self {
+        let mut scene = Self::new();
+        scene.raise_to(LEVEL);
+        scene
+    }
+
+    /// Two parties, at the highest level.
+    pub(super) fn two_at_top() -> Self {
+        let mut scene = Self::two_parties();
+        scene.raise_to(LEVEL);
+        scene
     }
 
     /// The place of the next command of `author`, alone in its batch.
@@ -156,6 +179,26 @@ impl Scene {
     pub(super) fn make_ticket(&mut self, n: u8, of: u8, uses: u32) {
         let act = self.ticket_new(n, of, uses);
         self.signed(&node(1), &party(of), act).unwrap();
+    }
+
+    /// Invite `n` of party `of`, good for an hour.
+    pub(super) fn invite(&self, n: u8, of: u8, uses: u32) -> Invite {
+        let expires = self.time.after(Duration::from_secs(3600));
+        Invite { ticket: ticket(n), party: party_id(of), expires, uses }
+    }
+
+    pub(super) fn make_invite(&mut self, n: u8, of: u8, uses: u32) {
+        let act = self.invite(n, of, uses);
+        self.signed(&node(1), &party(of), act).unwrap();
+    }
+
+    /// Party `n` coming with invite `with`.
+    pub(super) fn found_with(&self, with: u8, n: u8) -> Found {
+        self.found_as(with, n, &format!("p{n}"))
+    }
+
+    pub(super) fn found_as(&self, with: u8, n: u8, label: &str) -> Found {
+        any_found(with, n, name(label))
     }
 
     /// Node `n` coming with ticket `with`, to the party that has it; to party 1 if none has.
@@ -235,15 +278,27 @@ impl Scene {
         self.state.on_config(self.index, &Config { voters, ..Config::default() });
     }
 
-    /// Has every member report level 2, and raises the level.
-    pub(super) fn raise_to_two(&mut self) {
+    /// Has every member report `level`, and raises the mesh to it, one by one.
+    pub(super) fn raise_to(&mut self, level: u16) {
         for n in 1..=9 {
             if self.state.is_member(id(n)) {
-                self.report(n, |report| report.level = 2);
+                self.report(n, |report| report.level = level);
             }
         }
-        self.act(&node(1), RaiseLevel::to(2).unwrap()).unwrap();
+        for next in self.state.level().number + 1..=level {
+            self.act(&node(1), RaiseLevel::to(next).unwrap()).unwrap();
+        }
     }
+}
+
+/// Party `n` asks to be founded with invite `with`, properly signed.
+pub(super) fn any_found(with: u8, n: u8, name: Name) -> Found {
+    let (mesh, sealing) = (mesh_id(&founding()), [n; 32]);
+    let first = first(n);
+    let proof = sign_found(&seed(with), mesh, &name, party_id(n), &sealing, first);
+    let consent = sign_found_consent(&party(n), mesh, &name, &sealing, first);
+    let (invite, signing) = (ticket(with), party_id(n));
+    Found { invite, name, signing, sealing, ticket: first, proof, consent }
 }
 
 /// Any act of any kind, drawn so that acts often have to do with one another.
@@ -253,7 +308,7 @@ pub(super) fn any_act(random: &mut fastrand::Rng, now: Time) -> Act {
     let label = name(&format!("n{}", random.u8(0..8)));
     let hash = |random: &mut fastrand::Rng| Hash([random.u8(0..3); 32]);
     let party = party_id(random.u8(1..5));
-    match random.u8(0..12) {
+    match random.u8(0..18) {
         0 => TicketNew {
             ticket: ticket(n),
             party,
@@ -298,7 +353,7 @@ pub(super) fn any_act(random: &mut fastrand::Rng, now: Time) -> Act {
         }
         .into(),
         8 => Suspect { node: id(random.u8(1..9)), down: random.bool() }.into(),
-        9 => RaiseLevel { level: 2, kinds: 12, version: Version::new(0, 1, 0) }.into(),
+        9 => RaiseLevel::to(random.u16(2..=LEVEL)).unwrap().into(),
         10 => NameSet {
             party,
             name: label,
@@ -306,6 +361,26 @@ pub(super) fn any_act(random: &mut fastrand::Rng, now: Time) -> Act {
             to: hash(random),
         }
         .into(),
-        _ => NameDrop { party, name: label, expect: hash(random) }.into(),
+        11 => NameDrop { party, name: label, expect: hash(random) }.into(),
+        12 => Pace { tick_ms: random.u32(10..2100) }.into(),
+        13 => {
+            let value = random.bool().then(|| format!("V{n}").parse().unwrap());
+            Label { node: id(random.u8(1..9)), key: label, value }.into()
+        }
+        14 => Drain { node: id(random.u8(1..9)), on: random.bool() }.into(),
+        16 => {
+            let author = id(random.u8(1..9));
+            let index = random.u64(0..300);
+            let signature = SignatureBytes([author.0[0]; 64]);
+            HandOver { index, signature }.into()
+        }
+        15 => Invite { ticket: ticket(n), party, expires: time, uses: random.u32(0..4) }.into(),
+        _ => {
+            let mut act = any_found(n, random.u8(1..5), label);
+            if random.u8(0..8) == 0 {
+                act.proof = act.consent;
+            }
+            act.into()
+        }
     }
 }

@@ -1,7 +1,10 @@
 //! Promises of the state as a whole: it never panics, it is the same everywhere, and a snapshot is
 //! all of it.
 
+use std::sync::LazyLock;
+
 use mesh_consensus::command::Command;
+use mesh_consensus::handover::Handover;
 use mesh_consensus::id::{Hash, MeshId, NodeId, RaftId};
 use mesh_consensus::log::Config;
 use mesh_consensus::machine::{At, Halt, Outcome, StateMachine};
@@ -9,11 +12,15 @@ use mesh_consensus::time::Time;
 use proptest::prelude::*;
 
 use super::State;
-use super::command::{Act, KINDS, NameSet, Rejoin, Report};
+use super::command::{Act, Drain, KINDS, Label, NameSet, Pace, RaiseLevel, Rejoin, Report};
+use super::extras::Extras;
 use super::founding::mesh_id;
-use super::party::Slot;
+use super::invite::Invitation;
+use super::level::LEVEL;
+use super::party::{SignatureBytes, Slot};
 use super::refusal::Refusal;
-use super::testing::{Scene, any_act, founding, id, name, node, party, party_id};
+use super::request::RequestId;
+use super::testing::{Scene, any_act, first, founding, id, name, node, party, party_id, ticket};
 use super::ticket::sign_consent;
 
 /// One line of a made-up history.
@@ -46,7 +53,7 @@ fn take(state: &mut State, step: &Step) -> Result<Option<Outcome>, Halt> {
 /// its own so that requests are answered and seats are real.
 fn history(seed: u64, length: usize) -> Vec<Step> {
     let mut random = fastrand::Rng::with_seed(seed);
-    let mut guide = State::genesis(founding(), 2).unwrap();
+    let mut guide = State::genesis(founding(), LEVEL).unwrap();
     let (mut index, mut epoch, mut time) = (1, 0, founding().time);
     let mut steps = Vec::new();
     while steps.len() < length {
@@ -87,12 +94,16 @@ fn history(seed: u64, length: usize) -> Vec<Step> {
                 let mut command = any_act(&mut random, time).command();
                 let place = random.usize(0..command.body.len());
                 command.body[place] ^= 1 << random.u8(0..8);
-                command.kind = random.u16(0..14);
+                command.kind = random.u16(0..20);
                 Step::Apply(at, command)
             }
             _ => {
                 let mut act = any_act(&mut random, time);
-                let signer = make_likely(&mut act, &guide, &mut random);
+                while matches!(act, Act::Rejoin(_)) && random.u8(0..8) > 0 {
+                    // Whoever rejoins loses its vote, and changes of voters need some that have one.
+                    act = any_act(&mut random, time);
+                }
+                let signer = make_likely(&mut act, &at, &guide, &mut random);
                 let command = if random.u8(0..10) < 7 {
                     act.signed(&party(signer), &Slot::of(&at))
                 } else {
@@ -114,7 +125,7 @@ fn author(guide: &State, random: &mut fastrand::Rng) -> NodeId {
 }
 
 /// Turns the act to what there is, and names the party that would sign it; mostly.
-fn make_likely(act: &mut Act, guide: &State, random: &mut fastrand::Rng) -> u8 {
+fn make_likely(act: &mut Act, at: &At, guide: &State, random: &mut fastrand::Rng) -> u8 {
     let there: Vec<u8> = (1..5).filter(|n| guide.parties().contains_key(&party_id(*n))).collect();
     let signer = if random.u8(0..10) == 0 { 4 } else { random.choice(there).unwrap_or(1) };
     if random.u8(0..10) == 0 {
@@ -122,6 +133,11 @@ fn make_likely(act: &mut Act, guide: &State, random: &mut fastrand::Rng) -> u8 {
     }
     match act {
         Act::TicketNew(act) => act.party = party_id(signer),
+        Act::Invite(act) => act.party = party_id(signer),
+        Act::Report(act) => act.level = act.level.max(random.u16(2..=LEVEL)),
+        Act::RaiseLevel(act) => {
+            *act = RaiseLevel::to(guide.level().number + 1).unwrap_or(*act);
+        }
         Act::Admit(act) => {
             let newcomer = (1..9).find(|n| id(*n) == act.node);
             if let (Some(n), Some(ticket)) = (newcomer, guide.tickets().get(&act.ticket)) {
@@ -136,6 +152,14 @@ fn make_likely(act: &mut Act, guide: &State, random: &mut fastrand::Rng) -> u8 {
         Act::NameDrop(act) => {
             act.party = party_id(signer);
             act.expect = guide.name(act.party, &act.name).unwrap_or(act.expect);
+        }
+        Act::HandOver(act) => {
+            let mine = |handover: &&Handover| handover.from.contains(&at.author);
+            let author = (1..9).find(|n| id(*n) == at.author);
+            if let (Some(n), Some(handover)) = (author, guide.handovers().filter(mine).last()) {
+                act.index = handover.index;
+                act.signature = SignatureBytes(handover.sign(&node(n), at.mesh, at.epoch));
+            }
         }
         Act::RequestSign(act) => {
             let open = guide.requests().keys().copied();
@@ -157,7 +181,7 @@ fn any_history_gives_two_replicas_the_same_bytes_and_a_snapshot_is_all_of_it() {
     for seed in 0..30 {
         let steps = history(seed, 300);
         let mut random = fastrand::Rng::with_seed(seed);
-        let mut first = State::genesis(founding(), 2).unwrap();
+        let mut first = State::genesis(founding(), LEVEL).unwrap();
         let mut second = first.clone();
         for (place, step) in steps.iter().enumerate() {
             let before = first.snapshot();
@@ -175,7 +199,7 @@ fn any_history_gives_two_replicas_the_same_bytes_and_a_snapshot_is_all_of_it() {
             if random.u8(0..20) == 0 {
                 // The second goes on from a snapshot, the first from what it has.
                 let bytes = second.snapshot();
-                second = State::blank(2);
+                second = State::blank(LEVEL);
                 second.restore(&bytes).unwrap();
                 assert_eq!(second.snapshot(), bytes, "seed {seed} step {place}");
             }
@@ -185,65 +209,197 @@ fn any_history_gives_two_replicas_the_same_bytes_and_a_snapshot_is_all_of_it() {
     }
     // The histories are worth something only if every kind took effect and most refusals came.
     assert_eq!(done.len(), KINDS.len(), "{done:?}");
-    assert!(reasons.len() > 25, "{reasons:?}");
-    assert!(reasons.contains(&Refusal::BadConsent.code()), "{reasons:?}");
+    assert!(reasons.len() > 28, "{reasons:?}");
+    for reason in [Refusal::BadConsent, Refusal::NotVoter, Refusal::BadTick, Refusal::NotInvited] {
+        assert!(reasons.contains(&reason.code()), "{reason:?} of {reasons:?}");
+    }
 }
 
 #[test]
 fn old_and_new_binaries_agree_until_the_old_one_stops() {
-    let mut stopped = 0;
-    for seed in 0..20 {
-        let mut new = State::genesis(founding(), 2).unwrap();
-        let mut old = State::genesis(founding(), 1).unwrap();
-        for step in history(seed, 300) {
-            let outcome = take(&mut new, &step);
-            match take(&mut old, &step) {
-                Err(Halt::TooOld { level: 2, supports: 1, .. }) => {
-                    stopped += 1;
-                    break;
+    for supported in 1..LEVEL {
+        let mut stopped = 0;
+        for seed in 0..20 {
+            let mut new = State::genesis(founding(), LEVEL).unwrap();
+            let mut old = State::genesis(founding(), supported).unwrap();
+            for step in history(seed, 300) {
+                let outcome = take(&mut new, &step);
+                match take(&mut old, &step) {
+                    Err(Halt::TooOld { level, supports, .. }) => {
+                        assert_eq!((level, supports), (supported + 1, supported));
+                        stopped += 1;
+                        break;
+                    }
+                    other => assert_eq!(outcome, other, "seed {seed}"),
                 }
-                other => assert_eq!(outcome, other, "seed {seed}"),
+                assert_eq!(new.snapshot(), old.snapshot(), "seed {seed}");
             }
-            assert_eq!(new.snapshot(), old.snapshot(), "seed {seed}");
+            assert_eq!(new.level().number > supported, old.level() != new.level());
         }
-        assert_eq!(new.level().number == 2, old.level() != new.level());
+        assert!(stopped > 0, "no history raised the level above {supported}");
     }
-    assert!(stopped > 0, "no history raised the level");
 }
 
-#[test]
-fn a_snapshot_that_was_cut_or_changed_is_refused_or_stays_canonical() {
+/// A state with something of everything that older levels know.
+fn full_scene() -> Scene {
     let mut scene = Scene::of_parties(3);
     scene.make_ticket(1, 1, 3);
     scene.open_removal(1, 2);
     let to = Hash([4; 32]);
     let act = NameSet { party: party_id(1), name: name("xray"), expect: None, to };
     scene.act(&node(1), act).unwrap();
+    scene
+}
+
+/// The same at the highest level, with something of what came later.
+fn top_scene() -> Scene {
+    let mut scene = full_scene();
+    scene.raise_to(LEVEL);
+    scene.act(&node(1), Pace { tick_ms: 150 }).unwrap();
+    for (key, value) in [("site", "north"), ("gpu", "H100")] {
+        let value = Some(value.parse().unwrap());
+        scene.act(&node(1), Label { node: id(1), key: name(key), value }).unwrap();
+    }
+    scene.act(&node(2), Drain { node: id(2), on: true }).unwrap();
+    scene.make_invite(2, 1, 2);
+    scene.make_invite(3, 2, 2);
+    let found = scene.found_with(2, 4);
+    scene.act(&node(3), found).unwrap();
+    scene
+}
+
+/// Made once, as it takes many signatures.
+static TOP: LazyLock<Vec<u8>> = LazyLock::new(|| top_scene().state.snapshot());
+
+#[test]
+fn the_encoding_at_older_levels_stays_byte_for_byte() {
+    let mut scene = full_scene();
+    let digest = |scene: &Scene| Hash::of(&scene.state.snapshot()).to_string();
+    let (one, two) = (
+        "2e79948072e4b09bd2918051cd0b1a62c3207d2a3820dad99e16b8a9a710a994",
+        "aa5007bbbd38ef302e9c92559ddc6a891ac23a150c91b5d89c4bb9aec6d455ba",
+    );
+    assert_eq!(digest(&scene), one);
+    scene.raise_to(2);
+    assert_eq!(digest(&scene), two);
+}
+
+#[test]
+fn a_state_that_is_raised_to_level_three_has_none_of_what_came_with_it() {
+    let mut scene = full_scene();
+    scene.raise_to(2);
+    for n in 1..=3 {
+        scene.report(n, |report| report.level = 3);
+    }
+    let before = scene.state.snapshot();
+    scene.raise_to(3);
+    assert_eq!(scene.state.facts.extras, Extras::default());
     let bytes = scene.state.snapshot();
+    // All that is new is six nothings at the end, and the level at the beginning.
+    assert_eq!(bytes.len(), before.len() + 6);
+    assert!(bytes.ends_with(&[0; 6]));
+    let mut restored = State::blank(LEVEL);
+    restored.restore(&bytes).unwrap();
+    assert_eq!(restored, scene.state);
+    // Nor does a snapshot of level 2 with something behind it count.
+    let longer = [before.as_slice(), &[0; 5]].concat();
+    assert!(State::blank(LEVEL).restore(&longer).is_err());
+}
+
+#[test]
+fn everything_of_the_highest_level_is_in_its_snapshot() {
+    let scene = top_scene();
+    let mut restored = State::blank(LEVEL);
+    restored.restore(&scene.state.snapshot()).unwrap();
+    assert_eq!(restored, scene.state);
+    assert_eq!(restored.tick().as_millis(), 150);
+    assert_eq!(restored.labels(id(1)).count(), 2);
+    assert!(restored.is_drained(id(2)) && !restored.is_drained(id(1)));
+    assert_eq!(restored.invites().len(), 2);
+    assert_eq!(restored.facts.extras.firsts.values().collect::<Vec<_>>(), [&first(4)]);
+}
+
+#[test]
+fn the_revision_grows_with_whatever_changes_but_names() {
+    let mut scene = Scene::two_at_top();
+    let mut last = scene.state.revision();
+    let mut grew = |scene: &Scene| {
+        let before = std::mem::replace(&mut last, scene.state.revision());
+        assert!(last >= before);
+        last > before
+    };
+    let to = Hash([4; 32]);
+    let act = NameSet { party: party_id(1), name: name("xray"), expect: None, to };
+    scene.act(&node(1), act).unwrap();
+    assert!(!grew(&scene));
+    assert_eq!(scene.act(&node(1), Pace { tick_ms: 0 }), Err(Refusal::BadTick));
+    assert!(!grew(&scene));
+    let changes: [fn(&mut Scene); 8] = [
+        |scene| scene.act(&node(1), Pace { tick_ms: 100 }).unwrap(),
+        |scene| scene.act(&node(1), Drain { node: id(1), on: true }).unwrap(),
+        |scene| scene.make_ticket(1, 1, 1),
+        |scene| scene.open_removal(1, 2),
+        |scene| scene.report(1, |report| report.votes = true),
+        |scene| scene.seat_voters(&[1, 2]),
+        |scene| scene.state.on_recovery(scene.index + 1, 1, RaftId(1)),
+        |scene| {
+            // As the driver does: into a state that was blank.
+            let mut fresh = State::blank(LEVEL);
+            fresh.restore(&scene.state.snapshot()).unwrap();
+            scene.state = fresh;
+        },
+    ];
+    for (place, change) in changes.iter().enumerate() {
+        change(&mut scene);
+        assert!(grew(&scene), "change {place}");
+    }
+}
+
+#[test]
+fn a_snapshot_that_was_cut_or_changed_is_refused_or_stays_canonical() {
+    let mut old = full_scene();
+    old.raise_to(2);
+    for scene in [full_scene(), old, top_scene()] {
+        survives_no_damage(&scene.state.snapshot());
+    }
+}
+
+fn survives_no_damage(bytes: &[u8]) {
     for cut in 0..bytes.len() {
-        assert!(State::blank(2).restore(&bytes[..cut]).is_err(), "cut at {cut}");
+        assert!(State::blank(LEVEL).restore(&bytes[..cut]).is_err(), "cut at {cut}");
     }
     for place in 0..bytes.len() {
         for bit in 0..8 {
-            let mut changed = bytes.clone();
+            let mut changed = bytes.to_vec();
             changed[place] ^= 1 << bit;
-            let mut state = State::blank(2);
+            let mut state = State::blank(LEVEL);
             if state.restore(&changed).is_ok() {
                 assert_eq!(state.snapshot(), changed, "byte {place}");
             } else {
-                assert_eq!(state, State::blank(2), "byte {place}");
+                assert_eq!(state, State::blank(LEVEL), "byte {place}");
             }
         }
     }
-    let longer = [bytes.as_slice(), &[0]].concat();
-    assert!(State::blank(2).restore(&longer).is_err());
+    let longer = [bytes, &[0]].concat();
+    assert!(State::blank(LEVEL).restore(&longer).is_err());
+}
+
+fn label(facts: &mut super::Facts, n: u8, count: u8) {
+    let value = || "x".parse().unwrap();
+    let labels = (0..count).map(|n| (name(&format!("l{n}")), value())).collect();
+    facts.extras.labels.insert(id(n), labels);
+}
+
+fn invite(facts: &mut super::Facts, n: u8, of: u8) {
+    let invite = Invitation { party: party_id(of), expires: Time(9), uses_left: 1 };
+    facts.extras.invites.insert(ticket(n), invite);
 }
 
 #[test]
 fn a_snapshot_that_breaks_a_rule_is_damaged() {
-    let scene = Scene::two_parties();
+    let scene = Scene::two_at_top();
     type Damage = fn(&mut super::Facts);
-    let damage: [(Damage, &str); 5] = [
+    let damage: [(Damage, &str); 14] = [
         (|f| f.members.get_mut(&id(2)).unwrap().name = name("n1"), "two members have one name"),
         (
             |f| f.members.get_mut(&id(2)).unwrap().seat = Some(RaftId(1)),
@@ -252,36 +408,49 @@ fn a_snapshot_that_breaks_a_rule_is_damaged() {
         (|f| f.members.get_mut(&id(2)).unwrap().leaving = true, "a leaving member has no seat"),
         (|f| f.removed.extend([id(2)]), "a member has been removed"),
         (|f| f.parties.retain(|p, _| *p == party_id(1)), "a member speaks of an unknown party"),
+        (
+            |f| f.extras.firsts.extend([(RequestId(5), ticket(9))]),
+            "a first ticket is of no party to come",
+        ),
+        (|f| f.extras.tick_ms = Some(0), "a tick has an odd length"),
+        (|f| f.extras.tick_ms = Some(2001), "a tick has an odd length"),
+        (|f| f.extras.drained.extend([id(9)]), "a stranger is labelled or drained"),
+        (|f| label(f, 9, 1), "a stranger is labelled or drained"),
+        (|f| label(f, 1, 0), "a node has no labels, or too many"),
+        (|f| label(f, 1, 33), "a node has no labels, or too many"),
+        (|f| invite(f, 1, 9), "an invite has an unknown party"),
+        (|f| invite(f, 102, 1), "a ticket is an invite or another's first, too"),
     ];
     for (break_rule, flaw) in damage {
         let mut broken = scene.state.clone();
+        assert_eq!(broken.facts.flaw(), None);
         break_rule(&mut broken.facts);
-        let halt = State::blank(2).restore(&broken.snapshot()).unwrap_err();
+        let halt = State::blank(LEVEL).restore(&broken.snapshot()).unwrap_err();
         assert_eq!(halt, Halt::Damaged(flaw.into()));
     }
 }
 
 #[test]
 fn a_blank_state_listens_to_nobody_and_survives_a_snapshot() {
-    let mut blank = State::blank(2);
+    let mut blank = State::blank(LEVEL);
     assert!(!blank.may_write(id(1)));
     let at = Scene::new().at(&node(1));
-    for kind in [0, 3, 11, u16::MAX] {
+    for kind in [0, 3, 11, 16, u16::MAX] {
         let command = Command { kind, body: Act::from(Rejoin {}).command().body };
         let refused = Outcome::Refused(Refusal::UnknownKind.code());
         assert_eq!(blank.apply(&at, &command), Ok(refused));
     }
-    let mut other = State::blank(2);
+    let mut other = State::blank(LEVEL);
     other.restore(&blank.snapshot()).unwrap();
     assert_eq!(other, blank);
 }
 
 #[test]
 fn a_body_that_is_not_its_kinds_encoding_is_refused() {
-    let mut scene = Scene::new();
+    let mut scene = Scene::at_top();
     let at = scene.at(&node(1));
     let refused = Ok(Outcome::Refused(Refusal::Malformed.code()));
-    for kind in 0..11 {
+    for kind in 0..17 {
         for body in [vec![], vec![0xff; 40], vec![0xff; 1 << 16]] {
             assert_eq!(scene.state.apply(&at, &Command { kind, body }), refused, "kind {kind}");
         }
@@ -309,7 +478,7 @@ proptest! {
     fn arbitrary_bytes_never_make_restore_panic(
         bytes in proptest::collection::vec(any::<u8>(), 0..400),
     ) {
-        let mut state = State::blank(2);
+        let mut state = State::blank(LEVEL);
         if state.restore(&bytes).is_ok() {
             prop_assert_eq!(state.snapshot(), bytes);
         }
@@ -317,25 +486,29 @@ proptest! {
 
     #[test]
     fn huge_counts_in_a_snapshot_are_not_believed(
-        place in 0usize..400,
+        place in 0usize..4000,
         rest in proptest::collection::vec(any::<u8>(), 0..40),
     ) {
         // A real beginning, then a count of 2^63 or so wherever it hits.
-        let mut bytes = Scene::new().state.snapshot();
-        bytes.truncate(place);
+        let mut bytes = TOP.clone();
+        bytes.truncate(place % bytes.len());
         bytes.extend_from_slice(&[0xff; 8]);
         bytes.push(0x7f);
         bytes.extend_from_slice(&rest);
-        prop_assert!(State::blank(2).restore(&bytes).is_err());
+        let mut state = State::blank(LEVEL);
+        if state.restore(&bytes).is_ok() {
+            // It hit no count but a time, which may be as late as it likes.
+            prop_assert_eq!(state.snapshot(), bytes);
+        }
     }
 
     #[test]
     fn arbitrary_bodies_never_make_apply_panic(
-        kind in 0u16..14,
+        kind in 0u16..20,
         body in proptest::collection::vec(any::<u8>(), 0..300),
     ) {
         let mut scene = Scene::new();
-        scene.raise_to_two();
+        scene.raise_to(LEVEL);
         let at = scene.at(&node(1));
         let before = scene.state.snapshot();
         if scene.state.apply(&at, &Command { kind, body }) != Ok(Outcome::Done) {

@@ -36,7 +36,7 @@ use super::refusal::Refusal;
 /// A ticket lets in at most this many nodes.
 pub const MAX_USES: u32 = 10_000;
 
-/// A party has at most this many tickets that can still be used.
+/// A party has at most this many tickets, invites among them, that can still be used.
 pub const MAX_TICKETS: usize = 1024;
 
 const JOIN: &[u8] = b"mesh/join/1\0";
@@ -97,6 +97,22 @@ impl Facts {
         by: PartyId,
     ) -> Result<(), Refusal> {
         let TicketNew { ticket, party, expires, uses, worker } = act;
+        self.check_terms(at, ticket, party, expires, uses, by)?;
+        self.clear_tickets(party, at.time);
+        self.tickets.insert(ticket, Ticket { party, expires, uses_left: uses, worker });
+        Ok(())
+    }
+
+    /// Whether `party` may make a ticket or an invite of this key, on these terms, now.
+    pub(super) fn check_terms(
+        &self,
+        at: &At,
+        ticket: TicketId,
+        party: PartyId,
+        expires: Time,
+        uses: u32,
+        by: PartyId,
+    ) -> Result<(), Refusal> {
         if by != party {
             return Err(Refusal::WrongParty);
         }
@@ -107,26 +123,35 @@ impl Facts {
             return Err(Refusal::BadUses);
         }
         check_key(&ticket.0)?;
-        if self.tickets.contains_key(&ticket) {
+        let invites = &self.extras.invites;
+        let is_first = self.extras.firsts.values().any(|first| *first == ticket);
+        if self.tickets.contains_key(&ticket) || invites.contains_key(&ticket) || is_first {
             return Err(Refusal::TicketTaken);
         }
-        let own = self.tickets.values().filter(|ticket| ticket.party == party);
-        if own.filter(|ticket| ticket.is_live(at.time)).count() >= MAX_TICKETS {
+        let tickets =
+            self.tickets.values().filter(|one| one.party == party && one.is_live(at.time));
+        let invites = invites.values().filter(|one| one.party == party && one.is_live(at.time));
+        if tickets.count() + invites.count() >= MAX_TICKETS {
             return Err(Refusal::TooManyTickets);
         }
-        // Here and nowhere else: a party's dead tickets are then never more than its live ones
-        // once were.
-        self.tickets.retain(|_, ticket| ticket.party != party || ticket.is_live(at.time));
-        self.tickets.insert(ticket, Ticket { party, expires, uses_left: uses, worker });
         Ok(())
     }
 
+    /// Drops the dead tickets and invites of `party`, whenever it makes another and at no other
+    /// time: they are then never more than its live ones once were.
+    pub(super) fn clear_tickets(&mut self, party: PartyId, now: Time) {
+        self.tickets.retain(|_, one| one.party != party || one.is_live(now));
+        self.extras.invites.retain(|_, one| one.party != party || one.is_live(now));
+    }
+
     pub(super) fn ticket_revoke(&mut self, act: &TicketRevoke, by: PartyId) -> Result<(), Refusal> {
-        let ticket = self.tickets.get(&act.ticket).ok_or(Refusal::NoSuchTicket)?;
-        if ticket.party != by {
+        let ticket = self.tickets.get(&act.ticket).map(|ticket| ticket.party);
+        let invite = || self.extras.invites.get(&act.ticket).map(|invite| invite.party);
+        if ticket.or_else(invite).ok_or(Refusal::NoSuchTicket)? != by {
             return Err(Refusal::WrongParty);
         }
         self.tickets.remove(&act.ticket);
+        self.extras.invites.remove(&act.ticket);
         Ok(())
     }
 
@@ -375,6 +400,25 @@ mod tests {
         assert_eq!(scene.act(&node(1), act.clone()), Err(Refusal::AlreadyMember));
         scene.leave(5).unwrap();
         assert_eq!(scene.act(&node(1), act), Err(Refusal::Removed));
+    }
+
+    #[test]
+    fn what_would_be_refused_is_foreseen_and_nothing_is_used_up_by_looking() {
+        let mut scene = Scene::new();
+        scene.make_ticket(1, 1, 1);
+        let good = scene.admit(1, 5);
+        let bad = SignatureBytes([0; 64]);
+        let (unproven, unwilling) =
+            (Admit { proof: bad, ..good.clone() }, Admit { consent: bad, ..good.clone() });
+        for act in
+            [scene.admit(2, 5), unproven, unwilling, good.clone(), good.clone(), scene.admit(1, 6)]
+        {
+            let at = scene.at(&node(1));
+            let before = scene.state.clone();
+            let foreseen = scene.state.foresee(&at, &Act::from(act.clone()));
+            assert_eq!(scene.state, before);
+            assert_eq!(scene.act(&node(1), act), foreseen);
+        }
     }
 
     #[test]

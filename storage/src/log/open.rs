@@ -122,7 +122,9 @@ impl OpenError {
                 "check the directory, or make this machine a member with mesh init or mesh join"
             }
             OpenError::Held { .. } => "stop the other node first: mesh down",
-            OpenError::Foreign { .. } => "check the directory: this file was not made by mesh",
+            OpenError::Foreign { .. } => {
+                "check the directory; if the file was a node's log and is damaged, mesh up --rejoin takes a new seat"
+            }
             OpenError::Newer { .. } => {
                 "install the version of mesh that last ran here, or a later one"
             }

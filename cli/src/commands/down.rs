@@ -1,0 +1,75 @@
+//! `mesh down`: stops the node.
+
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::time::{Instant, sleep};
+
+use crate::answers::Status;
+use crate::background::has_ended;
+use crate::client::Api;
+use crate::context::{Context, note, print, print_item};
+use crate::report::{Code, Outcome, Report};
+
+pub(crate) const EXAMPLES: &str = "\
+Examples:
+  mesh down                      stop this node; mesh up or mesh service starts it again
+  mesh down && mesh up           start it anew
+  mesh leave                     instead, to take it out of the mesh for good";
+
+/// A node has this long to finish what it is writing.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+pub(crate) async fn run(context: &Context) -> Outcome {
+    let api = context.api()?;
+    let status = match api.get("/v1/status").await {
+        Ok(answer) => answer.item::<Status>()?,
+        // Stopped is stopped.
+        Err(report)
+            if report.code == Code::NoNode && !context.is_remote() && context.place.is_made() =>
+        {
+            note(&report.message);
+            return done(context, None);
+        }
+        Err(report) => return Err(report),
+    };
+    api.post("/v1/stop", json!({})).await?;
+    until_gone(&api, status.pid, context).await?;
+    done(context, Some(status.pid))
+}
+
+/// Waits until the process has ended; from another machine, until it no longer answers.
+pub(crate) async fn until_gone(api: &Api, pid: u32, context: &Context) -> Result<(), Report> {
+    let began = Instant::now();
+    loop {
+        let gone = if context.is_remote() || pid == 0 {
+            matches!(api.get("/v1/status").await, Err(report) if report.code == Code::NoNode)
+        } else {
+            has_ended(pid)
+        };
+        if gone {
+            return Ok(());
+        }
+        if began.elapsed() > PATIENCE {
+            let message = format!("the node has not stopped after {} s", PATIENCE.as_secs());
+            let cause = format!("process {pid} took the order and still runs");
+            return Err(Report::new(
+                Code::Timeout,
+                message,
+                cause,
+                format!("kill -9 {pid}; no acknowledged write is lost"),
+            ));
+        }
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
+fn done(context: &Context, pid: Option<u32>) -> Outcome {
+    if context.json {
+        return print_item(&json!({ "stopped": pid.is_some(), "pid": pid }));
+    }
+    match pid {
+        Some(_) => print("Stopped. It is still a member.\n"),
+        None => Ok(std::process::ExitCode::SUCCESS),
+    }
+}

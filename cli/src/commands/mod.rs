@@ -1,0 +1,121 @@
+//! One file per command. Each parses nothing and decides nothing: it asks, shows and says what is next.
+
+use std::future::Future;
+
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::args::Command;
+use crate::context::Context;
+use crate::report::{Code, Outcome, Report};
+
+pub(crate) mod completions;
+pub(crate) mod config;
+pub(crate) mod demo;
+pub(crate) mod doctor;
+pub(crate) mod down;
+pub(crate) mod init;
+pub(crate) mod join;
+pub(crate) mod leave;
+pub(crate) mod node;
+pub(crate) mod nodes;
+pub(crate) mod party;
+pub(crate) mod recover;
+pub(crate) mod request;
+pub(crate) mod service;
+pub(crate) mod status;
+pub(crate) mod ticket;
+pub(crate) mod up;
+
+/// Does what was asked.
+pub(crate) fn run(command: Command, context: &Context) -> Outcome {
+    match command {
+        Command::Completions { shell } => completions::run(shell, context),
+        Command::Service(verb) => service::run(&verb, context),
+        Command::Recover(verb) => recover::run(&verb, context),
+        // A node hears signals itself.
+        Command::Up(up) => {
+            let mut builder = tokio::runtime::Builder::new_multi_thread();
+            builder.worker_threads(worker_threads());
+            runtime(builder)?.block_on(up::run(&up, context))
+        }
+        command => {
+            let runtime = runtime(tokio::runtime::Builder::new_current_thread())?;
+            let follows = command.follows();
+            runtime.block_on(attended(ask(command, context), follows))
+        }
+    }
+}
+
+async fn ask(command: Command, context: &Context) -> Outcome {
+    match command {
+        Command::Init(init) => init::run(&init, context).await,
+        Command::Join(join) => join::run(&join, context).await,
+        Command::Down => down::run(context).await,
+        Command::Leave(leave) => leave::run(&leave, context).await,
+        Command::Status => status::run(context).await,
+        Command::Nodes(nodes) => nodes::run(&nodes, context).await,
+        Command::Node(verb) => node::run(&verb, context).await,
+        Command::Ticket(verb) => ticket::run(&verb, context).await,
+        Command::Party(verb) => party::run(&verb, context).await,
+        Command::Request(verb) => request::run(&verb, context).await,
+        Command::Grant { id } => request::answer(&id, true, context).await,
+        Command::Deny { id } => request::answer(&id, false, context).await,
+        Command::Doctor(doctor) => doctor::run(&doctor, context).await,
+        Command::Config => config::run(context).await,
+        Command::Demo => demo::run(context).await,
+        Command::Up(_)
+        | Command::Completions { .. }
+        | Command::Service(_)
+        | Command::Recover(_) => {
+            unreachable!("run() has dealt with it")
+        }
+    }
+}
+
+/// Threads that move messages and data. A node is a guest on a machine that trains, and a message that wakes one
+/// thread costs less than one that wakes two: half of the cores, and no more than four.
+fn worker_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, |cores| (cores.get() / 2).clamp(1, 4))
+}
+
+fn runtime(mut builder: tokio::runtime::Builder) -> Result<tokio::runtime::Runtime, Report> {
+    builder.enable_all().build().map_err(|error| {
+        let message = "the machine does not let mesh start";
+        Report::new(Code::Failed, message, error.to_string(), "check ulimit -n and ulimit -u")
+    })
+}
+
+/// Runs a command until it is done or somebody stops it. A command that is stopped is dropped, and what it
+/// holds (a node that is starting, a live screen) is put away as it goes.
+async fn attended(work: impl Future<Output = Outcome>, follows: bool) -> Outcome {
+    tokio::select! {
+        outcome = work => outcome,
+        () = stopped() => interrupted(follows),
+    }
+}
+
+/// Ctrl-C, or a polite kill. A hang-up is left as it is, for the sake of nohup.
+async fn stopped() {
+    let signals = (signal(SignalKind::interrupt()), signal(SignalKind::terminate()));
+    let (Ok(mut interrupt), Ok(mut terminate)) = signals else {
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        _ = interrupt.recv() => {}
+        _ = terminate.recv() => {}
+    }
+}
+
+/// How a command that was stopped ends.
+pub(crate) fn interrupted(follows: bool) -> Outcome {
+    if follows {
+        return Ok(Code::Interrupted.exit());
+    }
+    let cause = "it was asked to stop before it was done";
+    Err(Report::new(
+        Code::Interrupted,
+        "interrupted",
+        cause,
+        "mesh status shows how far it came; then the same again",
+    ))
+}

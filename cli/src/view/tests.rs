@@ -1,0 +1,93 @@
+use super::*;
+
+fn sample() -> Table {
+    let mut table = Table::new(&[
+        Column::new("NAME").least(6),
+        Column::new("STATE"),
+        Column::new("CPU").right().worth(2),
+        Column::new("ADDRESS").least(8).worth(1),
+    ]);
+    table.row([
+        "alpha-node".into(),
+        Cell::new("up", Tint::Good),
+        "16".into(),
+        "10.0.0.5:6374".into(),
+    ]);
+    table.row(["b".into(), Cell::new("down", Tint::Bad), "4".into(), "".into()]);
+    table
+}
+
+#[test]
+fn columns_line_up_and_nothing_is_a_dash() {
+    let text = sample().render(None, Paint(false));
+    assert_eq!(
+        text,
+        "NAME        STATE  CPU  ADDRESS\n\
+         alpha-node  up      16  10.0.0.5:6374\n\
+         b           down     4  -\n"
+    );
+}
+
+#[test]
+fn a_table_fits_any_width_that_its_columns_allow() {
+    for width in 13..60 {
+        let text = sample().render(Some(width), Paint(false));
+        for line in text.lines() {
+            assert!(line.chars().count() <= width, "{width}: {line:?}");
+        }
+        assert!(text.contains("STATE") && text.contains("down"), "{width}: {text}");
+    }
+}
+
+#[test]
+fn a_narrow_table_cuts_words_before_it_loses_columns() {
+    let text = sample().render(Some(32), Paint(false));
+    assert!(text.contains("ADDRESS") && text.contains('…'), "{text}");
+    let text = sample().render(Some(20), Paint(false));
+    assert!(!text.contains("ADDRESS") && text.contains("CPU"), "{text}");
+}
+
+#[test]
+fn colour_changes_no_width() {
+    let plain = sample().render(Some(30), Paint(false));
+    let dyed = sample().render(Some(30), Paint(true));
+    assert!(dyed.contains("\x1b[31mdown\x1b[0m"));
+    let mut stripped = dyed;
+    for code in ["\x1b[0m", "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[32m"] {
+        stripped = stripped.replace(code, "");
+    }
+    assert_eq!(plain, stripped);
+}
+
+#[test]
+fn what_others_call_themselves_cannot_move_the_cursor() {
+    assert_eq!(clean("\x1b[2Ja\nb\u{202e}c\r"), "[2Ja bc");
+}
+
+#[test]
+fn sizes_have_three_figures_and_binary_units() {
+    let shown = [0, 999, 1024, 1536, 12 << 30, 80 << 30, 251 << 30, 1000 << 30].map(bytes);
+    assert_eq!(
+        shown,
+        ["0 B", "999 B", "1.0 KiB", "1.5 KiB", "12.0 GiB", "80.0 GiB", "251 GiB", "1.0 TiB"]
+    );
+}
+
+#[test]
+fn times_are_told_by_their_largest_unit() {
+    let shown =
+        [0, 250, 1999, 30_000, 300_000, 3 * 3_600_000, 47 * 3_600_000, 49 * 3_600_000].map(span);
+    assert_eq!(shown, ["0ms", "250ms", "1s", "30s", "5m", "3h", "47h", "2d"]);
+    assert_eq!((ago(1999), ago(2000)), ("now".into(), "2s".into()));
+    let noon = millis("2026-11-16T12:00:00Z").unwrap();
+    assert_eq!(when("2026-11-16T12:05:00Z", noon), "in 5m");
+    assert_eq!(when("2026-11-16T11:00:00.5Z", noon), "59m ago");
+    assert_eq!(when("soon", noon), "soon");
+}
+
+#[test]
+fn ids_are_as_short_as_tells_them_apart() {
+    assert_eq!(short_ids(&["aaaaaaaaaaaa", "bbbbbbbbbbbb"]), ["aaaaaaaa", "bbbbbbbb"]);
+    assert_eq!(short_ids(&["aaaaaaaaa1xx", "aaaaaaaaa2xx"]), ["aaaaaaaaa1", "aaaaaaaaa2"]);
+    assert_eq!(short_ids(&["abc", "abc"]), ["abc", "abc"]);
+}

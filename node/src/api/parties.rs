@@ -1,0 +1,141 @@
+//! `/v1/parties` and `/v1/party/key`: the owners of nodes and data, and this party's key.
+
+use axum::extract::{Extension, State};
+use axum::http::StatusCode;
+use bytes::Bytes;
+use data_encoding::HEXLOWER;
+use mesh_consensus::id::PartyId;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use zeroize::Zeroizing;
+
+use super::Api;
+use super::answer::{Answer, Problem, body, date, has_state, item, items, unwritten};
+use super::guard::OverSocket;
+use super::route::{Form, Route, field};
+use crate::dir::DirError;
+use crate::handle::WriteError;
+use crate::party::PartySecret;
+
+/// In the node's directory: the party's key is kept elsewhere, and this node does not ask for it again.
+const OFFLINE: &str = "offline";
+
+pub(super) fn routes() -> Vec<Route> {
+    vec![
+        Route::get("/v1/parties", "The parties of the mesh.", list).form(Form::Items),
+        Route::post(
+            "/v1/party/key",
+            "Hands out the secret of this node's party, or takes it back, over the socket alone.",
+            key,
+        )
+        .body([
+            field("remove", "boolean", "Whether this node is to forget it."),
+            field("secret", "string", "The secret, for a node that is to hold it again."),
+        ]),
+    ]
+}
+
+async fn list(State(api): State<Api>) -> Answer {
+    has_state(&api)?;
+    let parties = api.look(|see| {
+        let parties = see.replica.machine().parties().iter();
+        parties.map(|(id, one)| (*id, one.name.to_string(), one.founded.time)).collect::<Vec<_>>()
+    });
+    let parties = parties.await?;
+    let roster = api.roster();
+    let own = roster.party_of(api.whoami.node);
+    let row = |(id, name, founded): &(PartyId, String, _)| -> Value {
+        let nodes = roster.members.iter().filter(|(_, place)| place.party == *id && !place.leaving);
+        let voters = roster.voters.iter().filter(|node| roster.party_of(**node) == Some(*id));
+        json!({
+            "id": id,
+            "name": name,
+            "nodes": nodes.count(),
+            "voters": voters.count(),
+            "own": own == Some(*id),
+            "founded_at": date(*founded),
+        })
+    };
+    Ok(items(&api, parties.iter().map(row).collect()))
+}
+
+/// What `key` takes.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct WantsKey {
+    remove: bool,
+    secret: Option<String>,
+}
+
+async fn key(
+    State(api): State<Api>,
+    Extension(door): Extension<OverSocket>,
+    bytes: Bytes,
+) -> Answer {
+    let WantsKey { remove, secret } = body(&bytes)?;
+    if door != OverSocket(true) {
+        return Err(Problem::forbidden(
+            StatusCode::FORBIDDEN,
+            "the party's secret is not handed out over TCP",
+            "whoever holds it can act for the party, and this connection is not sealed",
+            "mesh party key on the machine itself",
+        ));
+    }
+    if let Some(secret) = secret {
+        return bring(&api, &secret).await;
+    }
+    let mut held = api.secret.write().await;
+    let Some(secret) = held.as_ref() else {
+        return Err(unwritten(&api, WriteError::NoPartyKey));
+    };
+    let text = Zeroizing::new(HEXLOWER.encode(secret.bytes()));
+    let party = secret.id();
+    if remove {
+        // First the mark: a crash in between leaves the key, and the next try takes it.
+        mark_offline(&api).map_err(|error| Problem::disk(&error))?;
+        api.dir.forget_party_secret().map_err(|error| Problem::disk(&error))?;
+        *held = None;
+    }
+    drop(held);
+    let roster = api.roster();
+    let others = roster.members.iter().filter(|(node, place)| {
+        **node != api.whoami.node && place.party == party && !place.worker && !place.leaving
+    });
+    let others: Vec<&str> = others.map(|(_, place)| place.name.as_str()).collect();
+    Ok(item(
+        &api,
+        json!({ "party_id": party, "secret": *text, "removed": remove, "held_by": others }),
+    ))
+}
+
+/// Takes the party's secret back.
+async fn bring(api: &Api, text: &str) -> Answer {
+    let refused = |cause: &str| {
+        Problem::refused("this key is not taken", cause, "the file that mesh party key --out wrote")
+    };
+    let bytes = HEXLOWER.decode(text.as_bytes()).map(Zeroizing::new).ok();
+    let bytes = bytes.and_then(|bytes| <[u8; 32]>::try_from(bytes.as_slice()).ok());
+    let secret = bytes.map(PartySecret::new).ok_or_else(|| refused("it is no party's key"))?;
+    let membership = api.dir.membership().map_err(|error| Problem::disk(&error))?;
+    let own = membership.ok_or_else(|| refused("this node is no member"))?;
+    if own.party != secret.id() {
+        return Err(refused("it is the key of another party than this node's"));
+    }
+    if own.worker {
+        return Err(refused(
+            "this node was admitted to work without it (mesh ticket new --worker)",
+        ));
+    }
+    let mut held = api.secret.write().await;
+    api.dir.keep_party_secret(&secret).map_err(|error| Problem::disk(&error))?;
+    // Last the mark: a crash in between leaves the key, which is what was asked for.
+    api.dir.forget_cached(OFFLINE).map_err(|error| Problem::disk(&error))?;
+    *held = Some(secret);
+    Ok(item(api, json!({ "party_id": own.party, "held": true })))
+}
+
+fn mark_offline(api: &Api) -> Result<(), DirError> {
+    let path = api.dir.file(OFFLINE);
+    let made = std::fs::File::create(&path).and_then(|file| file.sync_all());
+    made.map_err(|source| DirError::Io { doing: "write", path, source })
+}

@@ -1,0 +1,84 @@
+//! What an engine does by itself, without a network.
+
+use mesh_consensus::bookmark::Bookmark;
+
+use super::*;
+use crate::join::{Choices, found};
+
+/// The engine of a mesh that was just founded, and the directory that it stands on.
+fn founded() -> (tempfile::TempDir, Engine, Orders, Shown) {
+    let temp = tempfile::tempdir().unwrap();
+    let dir = Dir::at(temp.path().join("node"));
+    let listen = vec![("127.0.0.1".parse().unwrap(), Some(0))];
+    found(&dir, &Choices { listen, ..Choices::default() }).unwrap();
+    let membership = dir.membership().unwrap().unwrap();
+    let parts = Parts {
+        key: dir.node_key().unwrap(),
+        dir,
+        identity: membership.identity,
+        told: Told::default(),
+        waits: Waits::default(),
+        is_alive: Box::new(|_| true),
+    };
+    let (engine, orders, shown) = Engine::open(parts).unwrap();
+    (temp, engine, orders, shown)
+}
+
+fn mark(engine: &Engine, history: Hash) -> Bookmark {
+    let Identity { mesh, epoch, .. } = engine.parts.identity;
+    let index = engine.mode.replica().index();
+    Bookmark::sign(engine.parts.key.signing(), mesh, epoch, index, history, None, 1)
+}
+
+#[test]
+fn a_node_whose_history_a_majority_contradicts_stops() {
+    let (_temp, mut engine, _orders, shown) = founded();
+    let ours = engine.mode.replica().history();
+    shown.post(mark(&engine, ours));
+    assert!(matches!(engine.look_for_fork(), Ok(())));
+
+    // The only voter has signed something else at the same entry: on another disk, say, that was restored.
+    let (_temp, mut engine, _orders, shown) = founded();
+    shown.post(mark(&engine, Hash([7; 32])));
+    assert!(matches!(engine.look_for_fork(), Err(EngineError::Forked(_))));
+}
+
+#[test]
+fn a_bookmark_that_no_voter_signed_stops_nobody() {
+    let (_temp, mut engine, _orders, shown) = founded();
+    let stranger = NodeKey::generate();
+    let Identity { mesh, epoch, .. } = engine.parts.identity;
+    let forged = Bookmark::sign(stranger.signing(), mesh, epoch, 1, Hash([7; 32]), None, 1);
+    shown.post(forged);
+    assert!(engine.look_for_fork().is_ok());
+    let mut stolen = mark(&engine, Hash([7; 32]));
+    stolen.index += 1;
+    shown.post(stolen);
+    assert!(engine.look_for_fork().is_ok(), "the signature is for another index");
+}
+
+#[test]
+fn entries_that_are_applied_again_keep_their_place_in_the_history() {
+    let (_temp, mut engine, _orders, shown) = founded();
+    let start = engine.mode.replica().index();
+    let hash = |index: u64| Hash([u8::try_from(index).unwrap(); 32]);
+    let applied = |index: u64| mesh_consensus::replica::Applied {
+        index,
+        term: 2,
+        history: hash(index),
+        time: clock::now(),
+        fact: mesh_consensus::replica::Fact::Empty,
+    };
+    // The log failed after the second of them, and knew only the first when it was opened again.
+    for index in [start + 1, start + 2, start + 2, start + 3] {
+        engine.remember(&applied(index));
+    }
+    let Identity { mesh, epoch, .. } = engine.parts.identity;
+    let key = engine.parts.key.clone();
+    let mark =
+        |index: u64| Bookmark::sign(key.signing(), mesh, epoch, index, hash(index), None, index);
+    for index in [start + 2, start + 3] {
+        shown.post(mark(index));
+        assert!(engine.look_for_fork().is_ok(), "entry {index}");
+    }
+}

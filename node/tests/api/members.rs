@@ -1,0 +1,88 @@
+//! What the API says and does where there are several members.
+
+use serde_json::json;
+
+use super::host::Node;
+
+#[test]
+fn members_see_one_another_and_a_voter_that_leaves_is_seen_off() {
+    let first = Node::start();
+    let second = Node::join("second", &first);
+    let mut third = Node::join("third", &first);
+    for node in [&first, &second, &third] {
+        node.until("everyone is up", |node| {
+            let all = node.get("/v1/nodes").items();
+            all.len() == 3 && all.iter().all(|one| one["state"] == "up")
+        });
+    }
+    first.until("all vote", |node| node.get("/v1/status").item()["voters"] == 3);
+
+    // Any of them takes a write and reads it back at once.
+    let to = "3".repeat(64);
+    second.ask("PUT", "/v1/names/lab/xray", &json!({ "to": to }).to_string()).item();
+    assert_eq!(third.get("/v1/names/lab/xray").item()["to"], to);
+    assert!(!first.get("/v1/links").items().is_empty());
+
+    std::fs::write(second.dir.log_file(), "hello\n").unwrap();
+    assert_eq!(first.get("/v1/nodes/second/logs?lines=1").text, "hello\n");
+    assert_eq!(first.get("/v1/nodes/second/logs?follow=true").status, 400);
+
+    let left = third.ask("POST", "/v1/leave", "{}").item();
+    assert_eq!((&left["left"], &left["seen_off"]), (&json!(true), &json!(true)));
+    third.ended().unwrap();
+    first.until("it is gone", |node| node.get("/v1/nodes").items().len() == 2);
+
+    let removed = first.ask("DELETE", "/v1/nodes/second", "").item();
+    assert_eq!(removed["removed"], true);
+    first.until("it is gone", |node| node.get("/v1/status").item()["members"] == 1);
+    let alone = json!({ "expect": to, "to": "4".repeat(64) }).to_string();
+    assert_eq!(first.ask("PUT", "/v1/names/lab/xray", &alone).status, 200);
+}
+
+#[test]
+fn the_only_voter_stays_until_another_has_taken_its_place_also_across_restarts() {
+    let first = Node::start();
+    let second = Node::join("second", &first);
+    first.until("the other follows", |node| node.get("/v1/status").item()["learners"] == 1);
+    let second = second.stop();
+
+    // It agrees with itself that it leaves, and there is nobody to take its vote.
+    let waits = first.ask("POST", "/v1/leave", "{}").item();
+    assert_eq!(waits["left"], false, "{waits}");
+    assert_eq!(waits["step"], "unseating", "{waits}");
+    assert_eq!(first.get("/v1/status").item()["leaving"], true);
+    let first = first.stop();
+    assert!(!first.dir.membership().unwrap().unwrap().left);
+
+    // Nobody has to ask again.
+    let mut first = first.start();
+    let second = second.start();
+    first.ended().unwrap();
+    assert!(first.dir.membership().unwrap().unwrap().left);
+    second.until("it leads alone", |node| {
+        let status = node.get("/v1/status").item();
+        status["is_leader"] == true && status["members"] == 1 && status["voters"] == 1
+    });
+    let to = json!({ "to": "5".repeat(64) }).to_string();
+    assert_eq!(second.ask("PUT", "/v1/names/lab/after", &to).status, 200);
+}
+
+#[test]
+fn a_leave_that_is_refused_changes_nothing() {
+    let first = Node::start();
+    let second = Node::join_with("second", &first, "votes = false");
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    first.until("everyone knows that it does not vote", |node| {
+        let seen = node.handle.look(|see| {
+            see.replica.machine().members().values().any(|member| !member.report.votes)
+        });
+        runtime.block_on(seen).unwrap()
+    });
+    let reply = first.ask("POST", "/v1/leave", "{}");
+    assert_eq!((reply.status, reply.code().as_str()), (409, "refused"));
+    let status = first.get("/v1/status").item();
+    assert_eq!((&status["leaving"], &status["is_leader"]), (&json!(false), &json!(true)));
+    drop(second);
+    let first = first.stop().start();
+    first.until("it leads", |node| node.get("/v1/status").item()["is_leader"] == true);
+}
