@@ -95,6 +95,14 @@ bytes_id! {
     Hash, 32
 }
 bytes_id! {
+    /// An object: the hash of the list of its chunks.
+    ObjectId, 32
+}
+bytes_id! {
+    /// A version of a dataset: random, so that it says nothing about what it stands for.
+    VersionId, 16
+}
+bytes_id! {
     /// A job.
     JobId, 16
 }

@@ -223,7 +223,7 @@ async fn see_off(handle: &Handle) {
         let rest: Vec<NodeId> = roster.voters.iter().copied().filter(|node| *node != me).collect();
         let board = handle.shown.board.borrow().clone();
         let has_applied = |node: &NodeId| {
-            let marked = board.get(node).map(|mark| mark.index);
+            let marked = board.get(node).map(|held| held.mark.index);
             away.contains(node) || gone_at.is_some_and(|index| marked >= Some(index))
         };
         if is_majority(rest.iter().filter(|node| has_applied(node)).count(), rest.len()) {

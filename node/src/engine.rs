@@ -133,7 +133,7 @@ pub enum Order {
     /// Confirmed entries, for a watcher.
     Confirmed(Vec<Entry>),
     /// A majority of the voters has given a new sign of life, and this node has all that they have.
-    Fresh,
+    Fresh(Instant),
     /// Who is said to lead, for a watcher to show.
     Led {
         /// In which term.
@@ -227,8 +227,18 @@ impl From<Stop> for EngineError {
     }
 }
 
+/// A bookmark as it was heard.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Posted {
+    /// The bookmark.
+    pub mark: Bookmark,
+    /// When it was signed, at the latest. Bookmarks go from hand to hand, and a dead voter's last one may come as
+    /// news long after.
+    pub made: Instant,
+}
+
 /// The newest bookmark of each voter, for those who serve watchers.
-pub type Board = watch::Sender<Arc<BTreeMap<NodeId, Bookmark>>>;
+pub type Board = watch::Sender<Arc<BTreeMap<NodeId, Posted>>>;
 
 /// A snapshot from which newcomers begin, and its digest, which takes as long to compute as the state is large.
 pub struct Checkpoint {
@@ -264,14 +274,14 @@ pub struct Shown {
 
 impl Shown {
     /// Keeps a voter's bookmark, whose signature was checked.
-    pub fn post(&self, mark: Bookmark) {
+    pub fn post(&self, mark: Bookmark, made: Instant) {
         self.board.send_modify(|board| {
             let mut next = BTreeMap::clone(board);
             let roster = self.roster.borrow();
             let signers = roster.signers();
             next.retain(|node, _| signers.contains(node));
-            if next.get(&mark.by).is_none_or(|held| mark.is_newer_than(held)) {
-                next.insert(mark.by, mark);
+            if next.get(&mark.by).is_none_or(|held| mark.is_newer_than(&held.mark)) {
+                next.insert(mark.by, Posted { mark, made });
             }
             *board = Arc::new(next);
         });
@@ -279,7 +289,8 @@ impl Shown {
 
     /// What the clocks of the voters say, as of their last bookmarks: the middle one. `None` without any.
     pub fn clock(&self) -> Option<Time> {
-        let mut clocks: Vec<u64> = self.board.borrow().values().map(|mark| mark.beat).collect();
+        let mut clocks: Vec<u64> =
+            self.board.borrow().values().map(|held| held.mark.beat).collect();
         clocks.sort_unstable();
         clocks.get(clocks.len() / 2).copied().map(Time)
     }
@@ -322,7 +333,7 @@ pub struct Engine {
     /// Index and history of what was applied last, oldest first, without gaps.
     history: VecDeque<(u64, Hash)>,
     /// The board, to be looked at when it changes.
-    marks: watch::Receiver<Arc<BTreeMap<NodeId, Bookmark>>>,
+    marks: watch::Receiver<Arc<BTreeMap<NodeId, Posted>>>,
     /// What the voters have signed of late.
     tally: Tally,
     voters: Voters,
@@ -466,7 +477,7 @@ impl Engine {
                 Order::After { index, reply } => after.push((index, reply)),
                 Order::Restore(snapshot) => self.restore(&snapshot)?,
                 Order::Confirmed(entries) => self.confirmed(&entries)?,
-                Order::Fresh => self.fresh = Some(clock::steady()),
+                Order::Fresh(at) => self.fresh = self.fresh.max(Some(at)),
                 Order::Led { term, leader } => self.led = Some((term, leader)),
                 Order::Overtaken => self.give_up_seat(),
                 Order::Stop => stop = true,

@@ -32,7 +32,8 @@ use mesh_transport::net::{Lane, Net, Stream};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use crate::engine::{Checkpoint, Order, Orders, Refused, Roster, Shown};
+use crate::clock;
+use crate::engine::{Checkpoint, Order, Orders, Posted, Refused, Roster, Shown};
 use crate::handle::{Part, Whoami};
 use crate::wire::{Feed, Header};
 
@@ -112,7 +113,7 @@ pub async fn serve(
 ) {
     let mut pulse = shown.pulse.clone();
     let mut board = shown.board.subscribe();
-    let mut told: BTreeMap<NodeId, Bookmark> = BTreeMap::new();
+    let mut told: BTreeMap<NodeId, Posted> = BTreeMap::new();
     let mut told_all = Instant::now();
     let mut led = None;
     // The last change of voters that the watcher has applied may be half done for it.
@@ -126,7 +127,7 @@ pub async fn serve(
             told.clear();
             told_all = Instant::now();
         }
-        let news = marks.iter().filter(|(node, mark)| told.get(node) != Some(mark));
+        let news = marks.iter().filter(|(node, held)| told.get(node) != Some(held));
         let mut frames: Vec<Feed> = Vec::new();
         for handover in &shown.roster.borrow().handovers {
             if handover.index > shown_handover && handover.is_complete() {
@@ -134,7 +135,11 @@ pub async fn serve(
                 frames.push(Feed::Handover(handover.clone()));
             }
         }
-        frames.extend(news.map(|(_, mark)| Feed::Bookmark(mark.clone())));
+        frames.extend(news.map(|(_, Posted { mark, made })| {
+            let age = clock::steady().saturating_duration_since(*made);
+            let age_ms = u64::try_from(age.as_millis()).unwrap_or(u64::MAX);
+            Feed::Bookmark { mark: mark.clone(), age_ms }
+        }));
         told = BTreeMap::clone(&marks);
         let (term, leader) = {
             let pulse = pulse.borrow_and_update();
@@ -429,8 +434,6 @@ struct Reading<'a> {
     whole: Option<(Snapshot, Hash)>,
     /// Since when it waits.
     whole_since: Instant,
-    /// Voters that have given a sign of life that was not known here before.
-    alive: BTreeSet<NodeId>,
 }
 
 impl<'a> Reading<'a> {
@@ -452,13 +455,12 @@ impl<'a> Reading<'a> {
             arriving: None,
             whole: None,
             whole_since,
-            alive: BTreeSet::new(),
         }
     }
 
     fn take(&mut self, feed: Feed) -> Result<(), Ended> {
         match feed {
-            Feed::Bookmark(mark) => self.on_bookmark(mark),
+            Feed::Bookmark { mark, age_ms } => self.on_bookmark(mark, age_ms),
             Feed::Entries(entries) => self.on_entries(entries)?,
             Feed::Snapshot { index, term, config, bytes } => {
                 if bytes > MAX_SNAPSHOT_BYTES as u64 || !config.is_sound() {
@@ -525,15 +527,14 @@ impl<'a> Reading<'a> {
         believed(&self.follower.shown.roster.borrow(), &self.handovers)
     }
 
-    fn on_bookmark(&mut self, mark: Bookmark) {
+    fn on_bookmark(&mut self, mark: Bookmark, age_ms: u64) {
         let signers = self.voters().into_iter().flatten().collect();
         match self.tally.take(mark.clone(), &signers) {
             Ok(true) => {
-                let board = self.follower.shown.board.borrow().clone();
-                if board.get(&mark.by).is_none_or(|held| mark.is_newer_than(held)) {
-                    self.alive.insert(mark.by);
+                // One older than this process says nothing of who is there now.
+                if let Some(made) = clock::steady().checked_sub(Duration::from_millis(age_ms)) {
                     // The engine compares it with what it has applied.
-                    self.follower.shown.post(mark);
+                    self.follower.shown.post(mark, made);
                 }
             }
             Ok(false) => {}
@@ -574,12 +575,11 @@ impl<'a> Reading<'a> {
         confirmed.min().unwrap_or(0)
     }
 
-    /// Whether a majority has given a new sign of life. Old words that a server repeats are none.
-    fn majority_lives(&self) -> bool {
-        self.voters().iter().all(|set| {
-            let alive = set.intersection(&self.alive).count();
-            alive > set.len() / 2
-        })
+    /// When a majority was last there. Old words that a server repeats change nothing.
+    fn majority_lived(&self) -> Option<std::time::Instant> {
+        let board = self.follower.shown.board.borrow().clone();
+        let sets = self.voters().into_iter().map(|set| last_majority(&set, &board));
+        sets.min().flatten()
     }
 
     /// Whether a majority has signed the snapshot.
@@ -620,9 +620,12 @@ impl<'a> Reading<'a> {
             }
             let Some(last) = ready.last().map(|entry| entry.index) else {
                 let up_to_date = confirmed >= self.follower.shown.pulse.borrow().index;
-                if confirmed > 0 && up_to_date && self.majority_lives() {
-                    self.alive.clear();
-                    let _ = self.follower.orders.give(Order::Fresh);
+                if confirmed > 0
+                    && up_to_date
+                    && let Some(at) = self.majority_lived()
+                    && self.follower.shown.pulse.borrow().fresh < Some(at)
+                {
+                    let _ = self.follower.orders.give(Order::Fresh(at));
                 }
                 return Ok(());
             };
@@ -655,6 +658,16 @@ fn bytes_of(entry: &Entry) -> usize {
     }
 }
 
+/// The latest moment after which more than half of the voters have signed something.
+fn last_majority(
+    voters: &BTreeSet<NodeId>,
+    board: &BTreeMap<NodeId, Posted>,
+) -> Option<std::time::Instant> {
+    let mut made: Vec<_> = board.iter().filter(|(node, _)| voters.contains(node)).collect();
+    made.sort_unstable_by_key(|(_, held)| std::cmp::Reverse(held.made));
+    made.get(voters.len() / 2).map(|(_, held)| held.made)
+}
+
 /// The sets of voters that one with this roster believes, after these changes: see [`Reading::voters`].
 fn believed(roster: &Roster, handovers: &[Handover]) -> Vec<BTreeSet<NodeId>> {
     // Changes that it has applied itself are behind it; the last one, only once it is complete.
@@ -670,6 +683,8 @@ fn believed(roster: &Roster, handovers: &[Handover]) -> Vec<BTreeSet<NodeId>> {
 
 #[cfg(test)]
 mod tests {
+    use mesh_consensus::id::MeshId;
+
     use super::*;
 
     fn voters(all: &[u8]) -> BTreeSet<NodeId> {
@@ -695,6 +710,26 @@ mod tests {
         // Nor does half of the way lead back to where it came from.
         assert_eq!(believed(&roster(2, &[1]), &there_and_back[..1]), [voters(&[1])]);
         assert_eq!(believed(&roster(0, &[1]), &there_and_back[..1]), [voters(&[2])]);
+    }
+
+    #[test]
+    fn a_majority_lived_when_its_oldest_word_was_said() {
+        let start = clock::steady();
+        let at = |second: u64| start + Duration::from_secs(second);
+        let key = ed25519_dalek::SigningKey::from_bytes(&[1; 32]);
+        let said = |second: u64| {
+            let mark = Bookmark::sign(&key, MeshId([0; 32]), 0, 1, Hash([0; 32]), None, 1);
+            Posted { mark, made: at(second) }
+        };
+        let board: BTreeMap<NodeId, Posted> =
+            [(1, 9), (2, 4), (3, 2), (7, 20)].map(|(n, s)| (NodeId([n; 32]), said(s))).into();
+        let lived = |all: &[u8]| last_majority(&voters(all), &board);
+        assert_eq!(lived(&[1, 2, 3]), Some(at(4)));
+        // The fourth and the fifth were never heard.
+        assert_eq!(lived(&[1, 2, 3, 4, 5]), Some(at(2)));
+        assert_eq!(lived(&[1, 4, 5]), None);
+        // Not a majority, but a half.
+        assert_eq!(lived(&[1, 2, 4, 5]), None);
     }
 
     #[test]

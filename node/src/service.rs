@@ -18,6 +18,7 @@ use tokio::sync::{RwLock, oneshot};
 
 use crate::awareness::hub::Hub;
 use crate::awareness::view::Judged;
+use crate::clock;
 use crate::dir::Dir;
 use crate::engine::{Order, Orders, Shown};
 use crate::follow;
@@ -245,7 +246,7 @@ impl Service for Peers {
                 let is_voter = self.shown.roster.borrow().signers().contains(&mark.by);
                 let Whoami { mesh, epoch, .. } = self.whoami;
                 if is_voter && mark.by == from && mark.verify(mesh, epoch).is_ok() {
-                    self.shown.post(mark);
+                    self.shown.post(mark, clock::steady());
                 }
             }
             Err(error) => tracing::debug!(from = %from.short(), %error, "an unreadable message"),

@@ -110,7 +110,12 @@ pub enum Feed {
     /// The next entries.
     Entries(Vec<Entry>),
     /// A voter's word.
-    Bookmark(Bookmark),
+    Bookmark {
+        /// The word.
+        mark: Bookmark,
+        /// How long ago it was said, at least.
+        age_ms: u64,
+    },
     /// Who leads, as far as the server knows: to be shown, and not to be relied on.
     Leader {
         /// In which term.

@@ -197,7 +197,7 @@ fn honest() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         ("feed", "head", said(&head)),
         ("feed", "part", said(&Feed::Part(vec![1; 300]))),
         ("feed", "entries", said(&Feed::Entries(entries()))),
-        ("feed", "bookmark", said(&Feed::Bookmark(mark()))),
+        ("feed", "bookmark", said(&Feed::Bookmark { mark: mark(), age_ms: 7 })),
         ("feed", "leader", said(&Feed::Leader { term: 3, leader: Some(NODE) })),
         ("join", "join", said(&join)),
         ("join", "found", said(&found)),

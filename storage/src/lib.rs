@@ -26,6 +26,8 @@
 //!   mem        in memory, where a test decides what goes wrong
 //! ```
 
+pub mod chunk;
 pub mod disk;
 pub mod log;
+pub mod manifest;
 pub mod mem;

@@ -40,7 +40,8 @@ fn another_history(voter: &Attacker) -> Serve {
                     Bookmark::sign(&key, mesh, epoch, at, history, Some((at, history)), u64::MAX);
                 let entry = Entry { term: 1 << 30, index: at, payload: Payload::Empty };
                 let leader = Feed::Leader { term: u64::MAX, leader: Some(mark.by) };
-                for feed in [Feed::Entries(vec![entry]), Feed::Bookmark(mark), leader] {
+                for feed in [Feed::Entries(vec![entry]), Feed::Bookmark { mark, age_ms: 0 }, leader]
+                {
                     if stream.send_frame(&encode(&feed).unwrap()).await.is_err() {
                         return;
                     }
@@ -136,7 +137,7 @@ fn a_bookmark_of_one_who_does_not_vote_is_not_passed_on() {
     let mut marks = 0;
     while begun.elapsed() < secs(6) {
         let Some(frame) = insider.next(&mut feed, secs(6)) else { break };
-        if let Ok(Feed::Bookmark(mark)) = decode(&frame) {
+        if let Ok(Feed::Bookmark { mark, .. }) = decode(&frame) {
             assert_eq!(mark.by, node, "a bookmark of {}", mark.by.short());
             assert_ne!(mark.history, lie);
             marks += 1;

@@ -17,7 +17,7 @@ use super::mode::Mode;
 use super::{
     Answered, BOOKMARK_AGAIN, BOOKMARK_EVERY, CLOCK_AHEAD, Checkpoint, Engine, EngineError,
     LEADER_UNHEARD, LEADER_UNHEARD_TICKS, LOOK_EVERY, LOST_DATA, LOST_DATA_EVERY, MAX_HISTORY,
-    Roster, SEEN_LATELY, Wires,
+    Posted, Roster, SEEN_LATELY, Wires,
 };
 use crate::clock;
 use crate::handle::{Happened, Part, Pulse};
@@ -63,7 +63,7 @@ impl Engine {
         }
         let marks = self.marks.borrow_and_update().clone();
         let voters = self.roster.borrow().voters.clone();
-        for mark in marks.values() {
+        for Posted { mark, .. } in marks.values() {
             // One that does not count (its voter has lost its seat, say) counts for no fork either.
             let _ = self.tally.take(mark.clone(), &voters);
         }
@@ -336,7 +336,7 @@ impl Engine {
                 }
             }
         }
-        self.shown.post(bookmark);
+        self.shown.post(bookmark, now);
     }
 
     /// Shows the rest of the process where we are.

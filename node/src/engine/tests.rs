@@ -34,12 +34,12 @@ fn mark(engine: &Engine, history: Hash) -> Bookmark {
 fn a_node_whose_history_a_majority_contradicts_stops() {
     let (_temp, mut engine, _orders, shown) = founded();
     let ours = engine.mode.replica().history();
-    shown.post(mark(&engine, ours));
+    shown.post(mark(&engine, ours), clock::steady());
     assert!(matches!(engine.look_for_fork(), Ok(())));
 
     // The only voter has signed something else at the same entry: on another disk, say, that was restored.
     let (_temp, mut engine, _orders, shown) = founded();
-    shown.post(mark(&engine, Hash([7; 32])));
+    shown.post(mark(&engine, Hash([7; 32])), clock::steady());
     assert!(matches!(engine.look_for_fork(), Err(EngineError::Forked(_))));
 }
 
@@ -49,11 +49,11 @@ fn a_bookmark_that_no_voter_signed_stops_nobody() {
     let stranger = NodeKey::generate();
     let Identity { mesh, epoch, .. } = engine.parts.identity;
     let forged = Bookmark::sign(stranger.signing(), mesh, epoch, 1, Hash([7; 32]), None, 1);
-    shown.post(forged);
+    shown.post(forged, clock::steady());
     assert!(engine.look_for_fork().is_ok());
     let mut stolen = mark(&engine, Hash([7; 32]));
     stolen.index += 1;
-    shown.post(stolen);
+    shown.post(stolen, clock::steady());
     assert!(engine.look_for_fork().is_ok(), "the signature is for another index");
 }
 
@@ -78,7 +78,7 @@ fn entries_that_are_applied_again_keep_their_place_in_the_history() {
     let mark =
         |index: u64| Bookmark::sign(key.signing(), mesh, epoch, index, hash(index), None, index);
     for index in [start + 2, start + 3] {
-        shown.post(mark(index));
+        shown.post(mark(index), clock::steady());
         assert!(engine.look_for_fork().is_ok(), "entry {index}");
     }
 }
