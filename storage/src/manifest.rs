@@ -10,11 +10,20 @@
 //!
 //! Chunks are numbered through all objects in order: peers speak of chunk 17 of a version, never of a hash,
 //! so that knowing a hash opens nothing.
+//!
+//! What decoding costs is bounded by what came: at its peak it holds no more than 32 times the input and
+//! a little, and counts are refused before anything is made for them. The factor is for the worst that can be
+//! sent, entries of three bytes; a usual manifest costs three to six times its bytes.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod paths;
+mod read;
+#[cfg(test)]
+mod tests;
 
 use mesh_consensus::id::{Hash, ObjectId};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
+
+pub use self::paths::check_path;
 
 use crate::chunk::{Chunk, MAX_CHUNK, MIN_CHUNK, Scheme, object_id};
 
@@ -26,31 +35,32 @@ pub const MAX_MANIFEST_BYTES: usize = 256 << 20;
 pub const MAX_ENTRIES: usize = 4_000_000;
 /// Chunks in one manifest.
 pub const MAX_CHUNKS: usize = 6_000_000;
-/// Bytes of a path.
-pub const MAX_PATH: usize = 4096;
-/// Bytes of one part of it.
-const MAX_NAME: usize = 255;
+/// Bytes of a path. The kernel takes no longer ones in one call.
+pub const MAX_PATH: usize = 4095;
+/// Bytes of a file that shares its object with others. A longer file is an object of its own, so two files of the same
+/// length are either both of one chunk at most, or both lists of chunks: that is how `diff` tells equal ones.
+pub const MAX_PACKED: u64 = MIN_CHUNK as u64;
 
 /// What a version consists of. See the module.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct Manifest {
     /// How the objects were cut.
     pub scheme: Scheme,
     /// Files and packs. No two are equal, and each is used by an entry.
     pub objects: Vec<Object>,
-    /// In the order of their paths; no path twice, nor two that differ by case only.
+    /// In the order of their paths (by their bytes); no path twice, nor two that some file system takes for one.
     pub entries: Vec<Entry>,
 }
 
 /// A file or a pack of small ones.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Object {
     /// At least one.
     pub chunks: Vec<Chunk>,
 }
 
 /// A path, and what is there.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Entry {
     /// Relative, of plain parts, with `/` between them.
     pub path: String,
@@ -59,7 +69,7 @@ pub struct Entry {
 }
 
 /// What an entry is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum Kind {
     /// A directory that holds nothing: others follow from the paths.
     EmptyDirectory,
@@ -73,8 +83,10 @@ pub enum Kind {
         object: u32,
         /// Where in the object it begins: zero if it is all of it.
         offset: u64,
-        /// How many bytes it has: at least one.
+        /// How many bytes it has: at least one, and at most [`MAX_PACKED`] if it is not all of its object.
         bytes: u64,
+        /// BLAKE3 of its bytes, if it is not all of its object; else none, since the chunks say it.
+        content: Option<Hash>,
     },
 }
 
@@ -122,27 +134,17 @@ impl Object {
 impl Manifest {
     /// Its bytes.
     pub fn encode(&self) -> Vec<u8> {
-        let mut bytes = MAGIC.to_vec();
-        let body = postcard::to_stdvec(self);
-        bytes.extend(body.expect("a manifest holds nothing that postcard cannot encode"));
-        bytes
+        postcard::to_extend(self, MAGIC.to_vec())
+            .expect("a manifest holds nothing that postcard cannot encode")
     }
 
     /// Reads one and checks everything in it. The name is for the caller to compare: [`Hash::of`] the bytes.
     pub fn decode(bytes: &[u8]) -> Result<Self, ManifestError> {
-        if bytes.len() > MAX_MANIFEST_BYTES {
-            let (found, limit) = (bytes.len(), MAX_MANIFEST_BYTES);
-            return Err(ManifestError::TooMany { what: "bytes", found, limit });
-        }
+        check_count("bytes", bytes.len(), MAX_MANIFEST_BYTES)?;
         let body = bytes.strip_prefix(MAGIC).ok_or(ManifestError::Unreadable)?;
-        let (manifest, rest): (Self, _) =
-            postcard::take_from_bytes(body).map_err(|_| ManifestError::Unreadable)?;
-        if !rest.is_empty() {
-            return Err(ManifestError::Unreadable);
-        }
-        manifest.check()?;
-        // There is one encoding: a number that was written the long way is refused.
-        if manifest.encode() == bytes { Ok(manifest) } else { Err(ManifestError::Unreadable) }
+        let manifest = read::manifest(body)?;
+        manifest.check_parts()?;
+        Ok(manifest)
     }
 
     /// The name of the manifest: BLAKE3 of its bytes.
@@ -170,17 +172,24 @@ impl Manifest {
         self.objects.iter().map(|object| object.chunks.len()).sum()
     }
 
-    /// Whether everything in it fits together. What [`Manifest::decode`] relies on, and import too.
+    /// Whether everything in it fits together, and is not too long to be read again. Import asks this of what it made.
     pub fn check(&self) -> Result<(), ManifestError> {
+        let body = postcard::experimental::serialized_size(self)
+            .expect("a manifest holds nothing that postcard cannot encode");
+        check_count("bytes", MAGIC.len() + body, MAX_MANIFEST_BYTES)?;
+        self.check_parts()
+    }
+
+    fn check_parts(&self) -> Result<(), ManifestError> {
         check_count("entries", self.entries.len(), MAX_ENTRIES)?;
         check_count("chunks", self.chunk_count(), MAX_CHUNKS)?;
         self.check_objects()?;
         self.check_places()?;
-        check_paths(&self.entries)
+        paths::check_paths(&self.entries)
     }
 
     fn check_objects(&self) -> Result<(), ManifestError> {
-        let mut seen = BTreeSet::new();
+        let mut ids = Vec::with_capacity(self.objects.len());
         for object in &self.objects {
             let Some((last, rest)) = object.chunks.split_last() else {
                 return Err(ManifestError::Contradiction("an object without chunks"));
@@ -189,9 +198,19 @@ impl Manifest {
             if !rest.iter().all(fits) || !(1..=MAX_CHUNK).contains(&last.bytes) {
                 return Err(ManifestError::Contradiction("a chunk of a length that no cut gives"));
             }
-            if !seen.insert(object.id()) {
-                return Err(ManifestError::Contradiction("an object twice"));
-            }
+            ids.push(object.id());
+        }
+        ids.sort_unstable();
+        if ids.windows(2).any(|pair| pair[0] == pair[1]) {
+            return Err(ManifestError::Contradiction("an object twice"));
+        }
+        drop(ids);
+        let mut chunks: Vec<&Chunk> =
+            self.objects.iter().flat_map(|object| &object.chunks).collect();
+        chunks.sort_unstable_by_key(|chunk| chunk.id);
+        let lie = |pair: &[&Chunk]| pair[0].id == pair[1].id && pair[0].bytes != pair[1].bytes;
+        if chunks.windows(2).any(lie) {
+            return Err(ManifestError::Contradiction("a chunk of two lengths"));
         }
         Ok(())
     }
@@ -199,32 +218,61 @@ impl Manifest {
     /// Every file lies inside its object, and a pack is filled by its members: without holes, and
     /// none of them overlaps another unless they are the same bytes.
     fn check_places(&self) -> Result<(), ManifestError> {
-        let mut places: Vec<BTreeMap<u64, u64>> = vec![BTreeMap::new(); self.objects.len()];
-        for entry in &self.entries {
-            let Kind::File { object, offset, bytes, .. } = entry.kind else { continue };
-            let held = places.get_mut(object as usize);
-            let held = held.ok_or(ManifestError::Contradiction("a file of no object"))?;
-            if *held.entry(offset).or_insert(bytes) != bytes || bytes == 0 {
-                return Err(ManifestError::Contradiction("files that overlap"));
-            }
-        }
-        for (object, places) in self.objects.iter().zip(places) {
-            let mut end = 0u64;
-            for (offset, bytes) in places {
-                if offset != end {
+        let mut files: Vec<&Kind> = Vec::with_capacity(self.entries.len());
+        files.extend(self.entries.iter().map(|entry| &entry.kind).filter(|kind| kind.is_file()));
+        files.sort_unstable_by_key(|kind| kind.place());
+        let mut at = 0;
+        for (number, object) in (0u32..).zip(&self.objects) {
+            let (whole, mut end) = (object.bytes(), 0);
+            let mut before = None;
+            while let Some(&&kind) = files.get(at)
+                && let Kind::File { object, offset, bytes, content, .. } = kind
+                && object == number
+            {
+                at += 1;
+                if before == Some((offset, bytes, content)) {
+                    continue;
+                }
+                before = Some((offset, bytes, content));
+                if offset != end || bytes == 0 {
                     return Err(ManifestError::Contradiction(
                         "files that overlap, or bytes of none",
                     ));
                 }
                 end = offset.checked_add(bytes).ok_or(ManifestError::Contradiction("lengths"))?;
+                if content.is_some() == (bytes == whole) {
+                    return Err(ManifestError::Contradiction(
+                        "a hash of content for all of an object, or none for a part",
+                    ));
+                }
+                if content.is_some() && bytes > MAX_PACKED {
+                    return Err(ManifestError::Contradiction("a file in a pack that is too long"));
+                }
             }
-            if end != object.bytes() {
+            if end != whole {
                 return Err(ManifestError::Contradiction(
                     "an object of another length than its files",
                 ));
             }
         }
+        if at < files.len() {
+            return Err(ManifestError::Contradiction("a file of no object"));
+        }
         Ok(())
+    }
+}
+
+impl Kind {
+    fn is_file(&self) -> bool {
+        matches!(self, Self::File { .. })
+    }
+
+    /// What files are sorted by to find what lies beside what: two at the same place are neighbours.
+    fn place(&self) -> (u32, u64, u64, Option<Hash>) {
+        match *self {
+            Self::EmptyDirectory | Self::EmptyFile => (0, 0, 0, None),
+            Self::File { object, offset, bytes, content, .. } => (object, offset, bytes, content),
+        }
     }
 }
 
@@ -240,69 +288,4 @@ impl Entry {
 
 fn check_count(what: &'static str, found: usize, limit: usize) -> Result<(), ManifestError> {
     if found > limit { Err(ManifestError::TooMany { what, found, limit }) } else { Ok(()) }
-}
-
-/// Whether a path can stand in a manifest.
-pub fn check_path(path: &str) -> Result<(), ManifestError> {
-    let refuse = |why| {
-        let path = path.chars().take(80).collect();
-        Err(ManifestError::Path { path, why })
-    };
-    if path.is_empty() || path.len() > MAX_PATH {
-        return refuse("it is empty or too long");
-    }
-    if path.chars().any(|c| c.is_control()) {
-        return refuse("it holds a control character");
-    }
-    if path.contains('\\') {
-        return refuse("it holds a backslash, which other systems take for a separator");
-    }
-    for part in path.split('/') {
-        match part {
-            "" => return refuse("it is absolute or has an empty part"),
-            "." | ".." => return refuse("it leads out of its directory"),
-            _ if part.len() > MAX_NAME => return refuse("a part of it is too long"),
-            _ => {}
-        }
-    }
-    Ok(())
-}
-
-/// In order, none twice, none that differ by case only, and no file where another entry needs a directory.
-fn check_paths(entries: &[Entry]) -> Result<(), ManifestError> {
-    let refuse = |path: &str, why| {
-        let path = path.chars().take(80).collect();
-        Err(ManifestError::Path { path, why })
-    };
-    for pair in entries.windows(2) {
-        if pair[0].path >= pair[1].path {
-            return refuse(&pair[1].path, "it is out of order, or there twice");
-        }
-    }
-    let mut folded: Vec<(String, bool)> = Vec::with_capacity(entries.len());
-    for entry in entries {
-        check_path(&entry.path)?;
-        folded.push((entry.path.to_lowercase(), true));
-    }
-    folded.sort_unstable();
-    for pair in folded.windows(2) {
-        if pair[0].0 == pair[1].0 {
-            return refuse(&pair[1].0, "it differs from another by case only");
-        }
-    }
-    // A file "a" beside "a/b": no tree has both. Nor may "A/x" and "a/y" meet in one directory.
-    let mut directories: BTreeMap<String, &str> = BTreeMap::new();
-    for entry in entries {
-        for (at, _) in entry.path.match_indices('/') {
-            let directory = &entry.path[..at];
-            let lower = directory.to_lowercase();
-            if folded.binary_search(&(lower.clone(), true)).is_ok() {
-                return refuse(directory, "it is a directory for one entry and none for another");
-            }
-            if *directories.entry(lower).or_insert(directory) != directory {
-                return refuse(directory, "it differs from another by case only");
-            }
-        }
-    }
-    Ok(())
 }

@@ -1,0 +1,114 @@
+//! Objects as whole files, for [`crate::tree`].
+//!
+//! A file that is handed out was compared with its name, by this process and since it was last touched: a bit that
+//! flipped on the disk is found here, and the object goes into quarantine instead.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use mesh_consensus::id::{Hash, ObjectId};
+use mesh_consensus::time::Time;
+
+use super::files::Stamp;
+use super::{Loaded, Store, StoreError};
+use crate::tree::{ObjectFile, Source};
+
+/// The objects of one manifest.
+pub struct Objects {
+    store: Store,
+    loaded: Arc<Loaded>,
+    places: BTreeMap<ObjectId, usize>,
+    now: Time,
+}
+
+impl Store {
+    /// Where the store is.
+    pub fn root(&self) -> &Path {
+        self.inner.files.root()
+    }
+
+    /// Whether a manifest is claimed here and none of its objects was lost since.
+    pub fn is_whole(&self, hash: Hash) -> Result<bool, StoreError> {
+        if !self.has(hash)? {
+            return Ok(false);
+        }
+        for id in self.load(hash)?.objects() {
+            if self.inner.index.holds(*id)?.is_none() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Counts the objects that were here and turned out to be damaged or gone, since the store was opened.
+    pub fn losses(&self) -> u64 {
+        self.inner.losses.load(Ordering::Relaxed)
+    }
+
+    /// The objects of a manifest that is here, each verified when it is asked for.
+    pub fn objects(&self, loaded: &Arc<Loaded>, now: Time) -> Objects {
+        let all = loaded.objects().iter().enumerate();
+        let places = all.map(|(place, id)| (*id, place)).collect();
+        Objects { store: self.clone(), loaded: loaded.clone(), places, now }
+    }
+}
+
+impl Source for Objects {
+    fn object(&self, id: ObjectId) -> io::Result<ObjectFile> {
+        let object = self.places.get(&id).copied();
+        let object = object.ok_or_else(|| io::Error::other(StoreError::Missing(id)))?;
+        let path = self.store.inner.files.object(id);
+        match File::open(&path) {
+            Ok(file) => {
+                self.verify(object, Stamp::of(&file.metadata()?))?;
+                Ok(ObjectFile { file, path, may_link: true })
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => self.gather(object, id),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl Objects {
+    fn verify(&self, object: usize, stamp: Stamp) -> io::Result<()> {
+        for number in self.loaded.numbers(object) {
+            let place = self.loaded.place(number).map_err(io::Error::other)?;
+            if !self.store.trusts(&place, stamp, self.now) {
+                self.store.read_chunk(&self.loaded, number, self.now).map_err(io::Error::other)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// An object that is in files of the user: one of them, or what they hold one after another.
+    fn gather(&self, object: usize, id: ObjectId) -> io::Result<ObjectFile> {
+        let bytes = self.loaded.manifest().objects[object].bytes();
+        let index = &self.store.inner.index;
+        let segments = index
+            .segments(id, 0, bytes)
+            .map_err(|error| io::Error::other(StoreError::from(error)))?;
+        if let [(0, segment)] = segments.as_slice()
+            && segment.stamp.bytes == bytes
+        {
+            let path = Path::new(OsStr::from_bytes(&segment.path)).to_path_buf();
+            let file = File::open(&path)?;
+            self.verify(object, Stamp::of(&file.metadata()?))?;
+            return Ok(ObjectFile { file, path, may_link: false });
+        }
+        let path = self.store.inner.files.temporary();
+        let mut file = File::options().read(true).write(true).create_new(true).open(&path)?;
+        // Its name is not needed, and so nothing is left of it.
+        fs::remove_file(&path)?;
+        for number in self.loaded.numbers(object) {
+            let bytes = self.store.read_chunk(&self.loaded, number, self.now);
+            file.write_all(&bytes.map_err(io::Error::other)?)?;
+        }
+        Ok(ObjectFile { file, path, may_link: false })
+    }
+}
