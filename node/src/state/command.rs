@@ -2,7 +2,8 @@
 //!
 //! A kind has a number for ever and belongs to the level at which it came; a new one goes to the
 //! end of the list below. Its struct holds only what has a bound: keys, numbers, hashes, a
-//! [`Name`]. So no command is larger than a few hundred bytes, whoever sends it.
+//! [`Name`]. So no command is larger than a few hundred bytes, whoever sends it; but for those that
+//! carry the body of a version, with [`MAX_ACT_BYTES`].
 //!
 //! ```text
 //! command body = the kind's struct ‖ Option<PartySignature>        (postcard)
@@ -16,11 +17,16 @@ use mesh_consensus::id::{Hash, NodeId, PartyId, TicketId};
 use mesh_consensus::time::Time;
 use serde::{Deserialize, Serialize};
 
+pub use super::data::acts::{Hold, TagSet, VersionBody, VersionDrop, VersionNew};
 use super::label::LabelValue;
 use super::level::{Level, Version};
 use super::name::Name;
 use super::party::{PartySignature, SignatureBytes, Slot, sign_party_act};
 use super::request::{JointAct, RequestId};
+
+/// No command that takes effect has a larger body: the largest is a sealed record of the largest size, with
+/// a listing, holders and a signature.
+pub const MAX_ACT_BYTES: usize = 6 << 10;
 
 /// A line in the list of kinds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -117,6 +123,16 @@ kinds! {
     16 Found level 3;
     /// A node signs a change of voters that it voted before.
     17 HandOver level 3;
+    /// A node makes a version of its party's data, or another sealed record.
+    18 VersionNew level 4;
+    /// A node drops a version of its party's data, or another sealed record.
+    19 VersionDrop level 4;
+    /// A node shares, seals or lists a version of its party's data.
+    20 VersionBody level 4;
+    /// A node sets or drops a tag of its party's data.
+    21 TagSet level 4;
+    /// A node says whether it holds a copy of a version.
+    22 Hold level 4;
 }
 
 /// A party makes a ticket. Needs the signature of that party.
@@ -389,7 +405,8 @@ mod tests {
             assert_eq!(Act::decode(&act.command()), Some((act.clone(), None)));
             let signature = sign_party_act(&party(1), &slot, &act);
             let command = act.with(Some(&signature));
-            assert!(command.body.len() <= 512);
+            let bound = if act.kind() == 18 || act.kind() == 20 { MAX_ACT_BYTES } else { 512 };
+            assert!(command.body.len() <= bound, "{}", command.body.len());
             assert_eq!(Act::decode(&command), Some((act, Some(signature))));
         }
         assert_eq!(seen.len(), KINDS.len());

@@ -135,6 +135,8 @@ impl Facts {
         if let Some(member) = self.staying_mut(at.author) {
             member.seat = Some(seat);
         }
+        // Nor may anyone count on the copies of data that it had; it will say which are still there.
+        self.data.forget(at.author);
         Ok(())
     }
 
@@ -197,6 +199,7 @@ impl Facts {
         for node in gone {
             self.members.remove(&node);
             self.extras.forget(node);
+            self.data.forget(node);
             self.removed.insert(node);
         }
     }

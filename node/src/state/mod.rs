@@ -1,5 +1,5 @@
-//! What all members agree on: parties, members, tickets, invites, requests, names, labels, raft's
-//! tick and the level.
+//! What all members agree on: parties, members, tickets, invites, requests, names, labels, data,
+//! raft's tick and the level.
 //!
 //! [`State`] is what the log of commands makes of itself. It owns every rule of *who may do what*
 //! and leaves to others how commands reach the log, who votes best, and what to do about it all.
@@ -11,18 +11,19 @@
 //!         ─► is its author a member?            member.rs
 //!         ─► did the party sign it, here?       party.rs
 //!         ─► the rules of its kind              ticket.rs invite.rs member.rs label.rs request.rs
-//!                                               name.rs level.rs extras.rs
+//!                                               name.rs level.rs extras.rs data.rs
 //!         ─► done, or refused with a number     refusal.rs
 //! ```
 //!
 //! A refused command changes nothing at all. A configuration of raft is judged by `seats.rs`.
 //!
-//! A snapshot is the level, then the rest, in postcard; what came with level 3 follows at the end. The level comes first so that a binary that
-//! cannot read what follows can still say which version can. Something new in the state at a new
+//! A snapshot is the level, then the rest, in postcard; what came with level 3 follows, and then what
+//! came with level 4. The level comes first so that a binary that cannot read what follows can still say which version can. Something new in the state at a new
 //! level must leave the encoding at the older levels as it is: while the level is not raised, old
 //! and new binaries sign the same digests.
 
 pub mod command;
+pub mod data;
 pub mod extras;
 pub mod founding;
 mod handover;
@@ -46,7 +47,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use mesh_consensus::command::{Command, exact};
+use mesh_consensus::command::Command;
 use mesh_consensus::handover::Handover;
 use mesh_consensus::id::{Epoch, Hash, NodeId, PartyId, RaftId, TicketId};
 use mesh_consensus::log::Config;
@@ -55,6 +56,7 @@ use mesh_consensus::time::Time;
 use serde::{Deserialize, Serialize};
 
 use command::{Act, Report, kinds_at};
+use data::Data;
 use extras::Extras;
 use founding::{Founding, FoundingError};
 use invite::Invitation;
@@ -77,6 +79,8 @@ pub struct State {
     supports: u16,
     /// See [`State::revision`]. Not agreed on either, and no part of what makes two states equal.
     revision: u64,
+    /// See [`State::data_revision`]. The same goes for it.
+    data_revision: u64,
     facts: Facts,
 }
 
@@ -141,6 +145,9 @@ struct Facts {
     /// Encoded by itself, and at the later levels only.
     #[serde(skip)]
     extras: Extras,
+    /// Likewise.
+    #[serde(skip)]
+    data: Data,
 }
 
 impl State {
@@ -172,12 +179,13 @@ impl State {
         facts.config.voters.insert(FOUNDERS_SEAT);
         facts.last_admission = FOUNDERS_SEAT.0;
         facts.founding = Some(founding);
-        Ok(Self { supports, revision: next_revision(), facts })
+        let revision = next_revision();
+        Ok(Self { supports, revision, data_revision: revision, facts })
     }
 
     /// An empty state that waits to be restored. Nobody may write to it.
     pub fn blank(supports: u16) -> Self {
-        Self { supports, revision: 0, facts: Facts::default() }
+        Self { supports, revision: 0, data_revision: 0, facts: Facts::default() }
     }
 
     /// The highest level that this binary knows.
@@ -287,8 +295,8 @@ impl State {
         self.facts.extras.tick()
     }
 
-    /// Grows whenever anything but names may have changed, so that whoever watches the state can
-    /// pass over the many entries that only set names. It is this process's own: two nodes with one
+    /// Grows whenever anything but names and data may have changed, so that whoever watches the state
+    /// can pass over the many entries that are only about those. It is this process's own: two nodes with one
     /// state have different revisions, and so has one node after a restart.
     pub fn revision(&self) -> u64 {
         self.revision
@@ -311,7 +319,7 @@ impl State {
 
     /// Does what a command says, or tells why not. The order is the one drawn in the module.
     fn act(&mut self, at: &At, command: &Command) -> Result<(), Stop> {
-        let Self { supports, revision, facts } = self;
+        let Self { supports, data_revision, facts, .. } = self;
         if command.kind >= facts.level.kinds {
             return Err(Refusal::UnknownKind.into());
         }
@@ -324,7 +332,7 @@ impl State {
         // A signature is looked at wherever there is one, so that what carries one means it.
         let by = signature.map(|by| facts.check_signature(at, &act, &by)).transpose()?;
         let signed = by.ok_or(Refusal::Unsigned);
-        let only_names = matches!(act, Act::NameSet(_) | Act::NameDrop(_));
+        let topic = Topic::of(&act);
         match act {
             Act::TicketNew(act) => facts.ticket_new(at, act, signed?)?,
             Act::TicketRevoke(act) => facts.ticket_revoke(&act, signed?)?,
@@ -344,11 +352,46 @@ impl State {
             Act::Invite(act) => facts.invite(at, act, signed?)?,
             Act::Found(act) => facts.found(at, act)?,
             Act::HandOver(act) => facts.hand_over(at, &act)?,
+            Act::VersionNew(act) => facts.version_new(at, act)?,
+            Act::VersionDrop(act) => facts.version_drop(at, &act)?,
+            Act::VersionBody(act) => facts.version_body(at, act)?,
+            Act::TagSet(act) => facts.tag_set(at, act)?,
+            Act::Hold(act) => facts.hold(at, &act)?,
         }
-        if !only_names {
-            *revision = next_revision();
+        match topic {
+            Topic::Names => {}
+            Topic::Data => *data_revision = next_revision(),
+            Topic::Rest => self.touch(),
         }
         Ok(())
+    }
+
+    /// Anything may have changed.
+    fn touch(&mut self) {
+        self.revision = next_revision();
+        self.data_revision = self.revision;
+    }
+}
+
+/// What an act can change, as far as those who watch the state are concerned.
+enum Topic {
+    Names,
+    Data,
+    /// Anything: members that go take their copies of data with them.
+    Rest,
+}
+
+impl Topic {
+    fn of(act: &Act) -> Self {
+        match act {
+            Act::NameSet(_) | Act::NameDrop(_) => Topic::Names,
+            Act::VersionNew(_)
+            | Act::VersionDrop(_)
+            | Act::VersionBody(_)
+            | Act::TagSet(_)
+            | Act::Hold(_) => Topic::Data,
+            _ => Topic::Rest,
+        }
     }
 }
 
@@ -403,7 +446,7 @@ impl Facts {
             ),
         ];
         let flaw = rules.into_iter().find(|(holds, _)| !holds).map(|(_, flaw)| flaw);
-        flaw.or_else(|| self.flaw_in_extras())
+        flaw.or_else(|| self.flaw_in_extras()).or_else(|| self.flaw_in_data())
     }
 }
 
@@ -434,15 +477,18 @@ impl StateMachine for State {
         if self.facts.level.number >= extras::SINCE {
             bytes = bytes.and_then(|bytes| postcard::to_extend(&self.facts.extras, bytes));
         }
+        if self.facts.level.number >= data::SINCE {
+            bytes = bytes.and_then(|bytes| postcard::to_extend(&self.facts.data, bytes));
+        }
         bytes.expect("the state holds nothing that postcard cannot encode")
     }
 
     fn weight(&self) -> u64 {
-        let Facts { members, removed, tickets, requests, names, .. } = &self.facts;
+        let Facts { members, removed, tickets, requests, names, data, .. } = &self.facts;
         let names: usize = names.values().map(BTreeMap::len).sum();
         let others = members.len() + removed.len() + tickets.len() + requests.len();
         // A name takes some thirty bytes and its hash as many; a member or a ticket about twice that.
-        (64 * names + 128 * others) as u64
+        (64 * names + 128 * others) as u64 + data.weight()
     }
 
     fn restore(&mut self, bytes: &[u8]) -> Result<(), Halt> {
@@ -456,17 +502,23 @@ impl StateMachine for State {
             return Err(damaged("its level is not what it says"));
         }
         let undecodable = || damaged("it cannot be decoded");
-        let (mut facts, rest): (Facts, &[u8]) =
+        let (mut facts, mut rest): (Facts, &[u8]) =
             postcard::take_from_bytes(bytes).map_err(|_| undecodable())?;
         if level.number >= extras::SINCE {
-            facts.extras = exact(rest).ok_or_else(undecodable)?;
-        } else if !rest.is_empty() {
+            (facts.extras, rest) = postcard::take_from_bytes(rest).map_err(|_| undecodable())?;
+        }
+        if level.number >= data::SINCE {
+            (facts.data, rest) = postcard::take_from_bytes(rest).map_err(|_| undecodable())?;
+            facts.data.weigh();
+        }
+        if !rest.is_empty() {
             return Err(undecodable());
         }
         if let Some(flaw) = facts.flaw() {
             return Err(damaged(flaw));
         }
-        let restored = Self { supports: self.supports, revision: next_revision(), facts };
+        let (supports, revision) = (self.supports, next_revision());
+        let restored = Self { supports, revision, data_revision: revision, facts };
         // Maps out of order and numbers written the long way decode as well, but no node wrote
         // them: this one would give a digest that differs from what it was given.
         if restored.snapshot() != bytes {
@@ -494,11 +546,11 @@ impl StateMachine for State {
 
     fn on_config(&mut self, index: u64, config: &Config) {
         self.facts.on_config(index, config);
-        self.revision = next_revision();
+        self.touch();
     }
 
     fn on_recovery(&mut self, index: u64, epoch: Epoch, survivor: RaftId) {
         self.facts.on_recovery(index, epoch, survivor);
-        self.revision = next_revision();
+        self.touch();
     }
 }

@@ -92,6 +92,23 @@ refusals! {
     // Hand-overs.
     45 NoSuchHandover "there is no such change of voters, or enough have signed it";
     46 BadHandover "the author did not vote before this change, or did not sign it";
+
+    // Data.
+    47 VersionTaken "a version with this id exists";
+    48 NoSuchVersion "there is no such version: it was never made, or was dropped";
+    49 NumberTaken "the number was given already, or is none";
+    50 SealedChanged "the party's sealed records are not as expected: another node changed them";
+    51 BodyChanged "the version is not as expected: another node changed it";
+    52 PlaceChanged "a version keeps its name and its number";
+    53 TagChanged "the tag does not stand for what was expected";
+    54 BadCopies "a version wants 1 to 16 copies and begins with 1 to 16, and a mere record has none";
+    55 BadReaders "a version is shared with everyone, or with 1 to 64 other parties of the mesh";
+    56 MayNotHold "the node may not hold this version";
+    57 TooManyHolders "the version has as many holders as it may have";
+    58 StillNeeded "too few other copies would remain";
+    59 LastCopy "no copy would remain where one may be held";
+    60 TooManyVersions "the party has as many versions as it may have";
+    61 TooMuchData "the party has as much in the state as it may have";
 }
 
 impl Refusal {
@@ -129,5 +146,7 @@ mod tests {
         assert_eq!(Refusal::TooManyNames.code(), 37);
         assert_eq!(Refusal::BadConsent.code(), 38);
         assert_eq!(Refusal::AlreadyAsked.code(), 44);
+        assert_eq!(Refusal::NumberTaken.code(), 49);
+        assert_eq!(Refusal::TooMuchData.code(), 61);
     }
 }

@@ -3,13 +3,15 @@
 use std::time::Duration;
 
 use ed25519_dalek::SigningKey;
-use mesh_consensus::id::{Hash, MeshId, NodeId, PartyId, TicketId};
+use mesh_consensus::id::{Hash, JobId, MeshId, NodeId, PartyId, TicketId, VersionId};
 use mesh_consensus::log::Config;
 use mesh_consensus::machine::{At, Outcome, StateMachine};
 use mesh_consensus::time::Time;
 
 use super::State;
 use super::command::*;
+use super::data::content::{MAX_INPUTS, MAX_NOTE_BYTES, SEALED_BYTES};
+use super::data::{Body, Claim, Lineage, Listing, Plain, Readers, Sealed};
 use super::founding::{Founding, mesh_id};
 use super::invite::{sign_found, sign_found_consent};
 use super::level::{LEVEL, Version};
@@ -301,6 +303,28 @@ pub(super) fn any_found(with: u8, n: u8, name: Name) -> Found {
     Found { invite, name, signing, sealing, ticket: first, proof, consent }
 }
 
+/// One of few, so that they often meet.
+fn any_version(random: &mut fastrand::Rng) -> VersionId {
+    VersionId([random.u8(0..6); 16])
+}
+
+fn any_body(random: &mut fastrand::Rng, name: Name) -> Body {
+    let (number, bytes, files) = (random.u32(0..4), random.u64(..), random.u64(..));
+    if random.bool() {
+        let inputs = (0..random.usize(0..=MAX_INPUTS)).map(|_| any_version(random)).collect();
+        let job = random.bool().then_some(JobId([7; 16]));
+        let readers = (0..random.u8(0..3)).map(|_| party_id(random.u8(1..5))).collect();
+        let readers = if random.bool() { Readers::Everyone } else { Readers::Parties(readers) };
+        let (manifest, lineage) = (Hash([1; 32]), Lineage::new(inputs, job).unwrap());
+        return Body::Plain(Plain { name, number, manifest, bytes, files, readers, lineage });
+    }
+    let size = SEALED_BYTES[if random.u8(0..8) == 0 { 2 } else { random.usize(0..2) }];
+    let record = vec![random.u8(..); size].try_into().unwrap();
+    let note = "n".repeat(random.usize(0..=MAX_NOTE_BYTES)).parse().unwrap();
+    let listing = random.bool().then_some(Listing { name, number, bytes, files, note });
+    Body::Sealed(Sealed { record, listing })
+}
+
 /// Any act of any kind, drawn so that acts often have to do with one another.
 pub(super) fn any_act(random: &mut fastrand::Rng, now: Time) -> Act {
     let n = random.u8(1..6);
@@ -308,7 +332,7 @@ pub(super) fn any_act(random: &mut fastrand::Rng, now: Time) -> Act {
     let label = name(&format!("n{}", random.u8(0..8)));
     let hash = |random: &mut fastrand::Rng| Hash([random.u8(0..3); 32]);
     let party = party_id(random.u8(1..5));
-    match random.u8(0..18) {
+    match random.u8(0..23) {
         0 => TicketNew {
             ticket: ticket(n),
             party,
@@ -344,7 +368,7 @@ pub(super) fn any_act(random: &mut fastrand::Rng, now: Time) -> Act {
             RequestSign { request, yes: random.u8(0..4) != 0 }.into()
         }
         7 => Report {
-            level: random.u16(1..4),
+            level: random.u16(1..=LEVEL),
             version: Version::new(0, u32::from(n), 0),
             votes: random.u8(0..4) != 0,
             fsync_p99_us: Some(random.u32(0..100_000)),
@@ -375,6 +399,36 @@ pub(super) fn any_act(random: &mut fastrand::Rng, now: Time) -> Act {
             HandOver { index, signature }.into()
         }
         15 => Invite { ticket: ticket(n), party, expires: time, uses: random.u32(0..4) }.into(),
+        18 => VersionNew {
+            party,
+            id: any_version(random),
+            revision: random.bool().then(|| random.u64(0..3)),
+            copies: random.u8(0..4),
+            holders: (0..random.u8(0..3)).map(|_| id(random.u8(1..9))).collect(),
+            body: any_body(random, label),
+        }
+        .into(),
+        19 => VersionDrop { id: any_version(random) }.into(),
+        20 => VersionBody {
+            id: any_version(random),
+            expect: hash(random),
+            revision: random.bool().then(|| random.u64(0..3)),
+            body: any_body(random, label),
+        }
+        .into(),
+        21 => TagSet {
+            party,
+            name: label,
+            tag: name("tag"),
+            expect: random.bool().then(|| random.u32(0..4)),
+            to: random.bool().then(|| random.u32(0..4)),
+        }
+        .into(),
+        22 => {
+            let claims = [Claim::Kept, Claim::Released, Claim::Lost];
+            let claim = claims[random.usize(0..claims.len())];
+            Hold { id: any_version(random), claim }.into()
+        }
         _ => {
             let mut act = any_found(n, random.u8(1..5), label);
             if random.u8(0..8) == 0 {
