@@ -4,6 +4,7 @@
 //! VERSION       the format of this directory
 //! node.key      the node's secret: a node is its key
 //! party.key     the party's secret, unless the node is a worker or the key was taken offline
+//! sealing.key   the part of it that seals the party's records: workers have it, too
 //! config.toml   settings, and the ports that were chosen
 //! member        which mesh, which seat, and the proof of admission
 //! numbers       how far batch numbers have been handed out
@@ -32,7 +33,7 @@ use mesh_transport::identity::NodeKey;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::party::PartySecret;
+use crate::party::{PartySecret, SealingSecret};
 
 /// The format of the directory that this version writes.
 const FORMAT: &str = "mesh 1";
@@ -282,7 +283,20 @@ impl Dir {
         write(&self.file("party.key"), secret.bytes())
     }
 
-    /// Forgets the party's secret.
+    /// The party's sealing secret, if this node holds it or the whole secret.
+    pub fn sealing_secret(&self) -> Result<Option<SealingSecret>, DirError> {
+        if let Some(secret) = self.party_secret()? {
+            return Ok(Some(secret.sealing_secret()));
+        }
+        Ok(read(&self.file("sealing.key"))?.map(SealingSecret::new))
+    }
+
+    /// Keeps the party's sealing secret, for when the whole secret is not here.
+    pub fn keep_sealing_secret(&self, secret: &SealingSecret) -> Result<(), DirError> {
+        write(&self.file("sealing.key"), secret.bytes())
+    }
+
+    /// Forgets the party's secret. What seals its records is kept by itself.
     pub fn forget_party_secret(&self) -> Result<(), DirError> {
         remove(&self.file("party.key"))
     }
@@ -353,6 +367,7 @@ impl Dir {
             "numbers",
             "incarnation",
             "party.key",
+            "sealing.key",
             "node.key",
             "leaving",
             LOG,
@@ -472,6 +487,24 @@ mod tests {
         // Settings that were written beforehand are none of that.
         fs::rename(path.join("thesis.txt"), path.join("config.toml")).unwrap();
         assert!(Dir::at(&path).create().is_ok());
+    }
+
+    #[test]
+    fn what_seals_is_there_with_the_partys_secret_and_without_it() {
+        let (_temp, dir) = fresh();
+        assert_eq!(dir.sealing_secret().unwrap(), None);
+        let secret = PartySecret::new([3; 32]);
+        dir.keep_party_secret(&secret).unwrap();
+        assert_eq!(dir.sealing_secret().unwrap(), Some(secret.sealing_secret()));
+        dir.forget_party_secret().unwrap();
+        assert_eq!(dir.sealing_secret().unwrap(), None);
+        dir.keep_sealing_secret(&secret.sealing_secret()).unwrap();
+        assert_eq!(dir.sealing_secret().unwrap(), Some(secret.sealing_secret()));
+        assert_eq!(dir.party_secret().unwrap(), None);
+        let mode = fs::metadata(dir.file("sealing.key")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        dir.clear().unwrap();
+        assert_eq!(dir.sealing_secret().unwrap(), None);
     }
 
     #[test]

@@ -16,11 +16,12 @@ use tokio_util::sync::CancellationToken;
 use crate::author::{PATIENCE, Write};
 use crate::awareness::hub::Hub;
 use crate::config::Config;
+use crate::data::Data;
 use crate::departure::Departure;
 use crate::dir::Dir;
 use crate::engine::{Order, Orders, Refused, Roster, Shown};
 use crate::favourite::Favourite;
-use crate::party::PartySecret;
+use crate::party::{PartySecret, SealingSecret};
 use crate::state::State;
 use crate::state::command::Act;
 use crate::state::refusal::Refusal;
@@ -239,8 +240,12 @@ pub struct Inner {
     pub favourite: Arc<Favourite>,
     /// What members say about themselves.
     pub hub: Arc<Hub>,
+    /// Its datasets.
+    pub data: Data,
     /// The party's secret, if this node has it.
     pub secret: Arc<RwLock<Option<PartySecret>>>,
+    /// The party's sealing secret, if this node has it: without it, private data cannot be read.
+    pub sealing: Arc<RwLock<Option<SealingSecret>>>,
     /// Whether a majority of the voters turned this node away when it last asked.
     pub removed: std::sync::atomic::AtomicBool,
     /// A later epoch than this node's, of which another member told when this one was cut off; zero if none did.

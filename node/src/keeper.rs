@@ -16,7 +16,7 @@ use mesh_transport::codec::{decode, encode};
 use crate::clock;
 use crate::handle::{Ask, Handle, Part};
 use crate::pace::{MAX_TICK_MS, tick_for};
-use crate::party::PartySecret;
+use crate::party::{PartySecret, SealingSecret};
 use crate::removal::{is_removed, later_epoch};
 use crate::state::command::{Act, Pace, RaiseLevel, Report};
 use crate::state::level::{LEVEL, Version};
@@ -55,6 +55,7 @@ pub async fn run(handle: Handle, mut fsync_p99_us: Option<u32>) {
         }
         report(&handle, fsync_p99_us).await;
         fetch_secret(&handle).await;
+        fetch_sealing(&handle).await;
         suspect(&handle).await;
         if handle.pulse().is_leader() {
             raise_level(&handle).await;
@@ -111,6 +112,39 @@ async fn report(handle: &Handle, fsync_p99_us: Option<u32>) {
     });
     if let Ok(Some(new)) = wanted.await {
         write(handle, new).await;
+    }
+}
+
+/// A node without its party's sealing secret takes it from the party's secret, or asks the others of its
+/// party. The state tells whether an answer is the right one.
+async fn fetch_sealing(handle: &Handle) {
+    if handle.sealing.read().await.is_some() {
+        return;
+    }
+    if let Some(secret) = &*handle.secret.read().await {
+        *handle.sealing.write().await = Some(secret.sealing_secret());
+        return;
+    }
+    let me = handle.whoami.node;
+    let roster = handle.roster();
+    let Some(party) = roster.party_of(me) else { return };
+    let public = handle
+        .look(move |see| see.replica.machine().parties().get(&party).map(|party| party.sealing));
+    let Ok(Some(public)) = public.await else { return };
+    let siblings = roster
+        .members
+        .iter()
+        .filter(|(node, place)| **node != me && place.party == party && !place.leaving);
+    let Ok(request) = encode(&Request::SealingSecret) else { return };
+    for (node, _) in siblings.take(8) {
+        let Ok(bytes) = handle.net.call(*node, request.clone(), LOOK).await else { continue };
+        if let Ok(Reply::SealingSecret(bytes)) = decode(&bytes) {
+            let secret = SealingSecret::new(bytes);
+            if secret.public() == public && handle.dir.keep_sealing_secret(&secret).is_ok() {
+                *handle.sealing.write().await = Some(secret);
+                return;
+            }
+        }
     }
 }
 

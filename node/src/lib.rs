@@ -15,6 +15,7 @@
 //! |---|---|
 //! | [`state`], [`voters`] | what all members agree on; who should vote |
 //! | [`config`], [`dir`], [`party`], [`clock`] | settings, the data directory, a party's secret, the only reader of the real clock |
+//! | [`seal`] | the records of private data: sealed, opened, and what they say together |
 //! | [`engine`], [`pace`] | the thread around the consensus driver, and how fast its clock ticks |
 //! | [`author`] | this node's own batches: numbered, signed, sent until answered |
 //! | [`follow`], [`favourite`] | how a member without a seat follows the log, and how it is served; whom it asks first |
@@ -32,6 +33,7 @@ pub mod author;
 pub mod awareness;
 pub mod clock;
 pub mod config;
+pub mod data;
 pub mod departure;
 pub mod dir;
 pub mod engine;
@@ -47,6 +49,7 @@ pub mod party;
 pub mod recover;
 pub mod removal;
 pub mod run;
+pub mod seal;
 pub mod service;
 pub mod state;
 pub mod voters;

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use futures::FutureExt as _;
 use mesh_consensus::autopilot::Waits;
+use mesh_storage::store::{Store, StoreError};
 use mesh_transport::net::{BindError, Net, Tuning};
 use mesh_transport::overlay::{Overlay, OverlayError};
 use tokio::sync::{RwLock, mpsc};
@@ -22,6 +23,7 @@ use crate::author::numbers::Sequence;
 use crate::author::{Author, MAX_WRITES};
 use crate::awareness::hub::{Hub, Peer};
 use crate::config::{Config, ConfigError};
+use crate::data::{self, Data};
 use crate::departure::{self, Departure};
 use crate::dir::{Dir, DirError};
 use crate::engine::{Engine, EngineError, Order, Parts, Told};
@@ -64,6 +66,9 @@ pub enum RunError {
     /// Another program has the HTTP API's port.
     #[error("the HTTP API cannot listen on {0}: it is in use")]
     ApiInUse(SocketAddr),
+    /// The store of datasets.
+    #[error("the store of datasets cannot be opened")]
+    Store(#[from] StoreError),
     /// A thread could not be started.
     #[error("could not start a thread")]
     Thread(#[source] std::io::Error),
@@ -87,6 +92,7 @@ pub async fn run(
     join::begin::finish(&dir, &membership)?;
     let numbers = Sequence::open(dir.clone())?;
     let secret = Arc::new(RwLock::new(dir.party_secret()?));
+    let sealing = Arc::new(RwLock::new(dir.sealing_secret()?));
     let identity = membership.identity;
     let whoami = Whoami {
         mesh: identity.mesh,
@@ -115,6 +121,18 @@ pub async fn run(
     }
     let (sender, writes) = mpsc::channel(MAX_WRITES);
     let writer = Writer { sender };
+    let root = dir.path().to_path_buf();
+    let store = tokio::task::spawn_blocking(move || Store::open(root)).await;
+    let store = store.map_err(|error| RunError::Thread(std::io::Error::other(error)))??;
+    let data = Data::new(data::Parts {
+        whoami,
+        store,
+        shown: shown.clone(),
+        orders: orders.clone(),
+        writer: writer.clone(),
+        hub: hub.clone(),
+        sealing: sealing.clone(),
+    });
     let sponsor = Arc::new(Sponsor {
         whoami,
         key: key.clone(),
@@ -131,8 +149,10 @@ pub async fn run(
         orders: orders.clone(),
         hub: hub.clone(),
         secret: secret.clone(),
+        sealing: sealing.clone(),
         sponsor,
         dir: dir.clone(),
+        data: data.clone(),
     });
     let net = bind(&config, |listen| Net::bind(&key, listen, Tuning::default(), peers.clone()))?;
     let judge = hub.clone();
@@ -142,6 +162,7 @@ pub async fn run(
     let (overlay, heard) =
         Overlay::start(key.seed(), identity.mesh, &overlay_at, config.mdns, judge).await?;
     hub.connect(net.clone(), overlay.clone());
+    data.connect(net.clone());
     hub.set_here(keeper::advertised(&config, &net.addresses()));
 
     let tasks = TaskTracker::new();
@@ -156,7 +177,9 @@ pub async fn run(
         net: net.clone(),
         favourite: favourite.clone(),
         hub: hub.clone(),
+        data: data.clone(),
         secret: secret.clone(),
+        sealing,
         removed: std::sync::atomic::AtomicBool::new(false),
         later_epoch: std::sync::atomic::AtomicU32::new(0),
         departure: Departure::default(),
@@ -192,6 +215,8 @@ pub async fn run(
     spawn(&tasks, &over, "handover", handover::run(handle.clone(), key.clone()));
     spawn(&tasks, &over, "gossip", keeper::gossip(handle.clone(), key, heard, measured));
     spawn(&tasks, &over, "departure", departure::run(handle.clone()));
+    spawn(&tasks, &over, "data", data::keep::run(data));
+    spawn(&tasks, &over, "store", data::tidy::run(handle.clone()));
     let server = api::serve(handle.clone()).await?;
     ready(&handle);
 

@@ -19,12 +19,13 @@ use tokio::sync::{RwLock, oneshot};
 use crate::awareness::hub::Hub;
 use crate::awareness::view::Judged;
 use crate::clock;
+use crate::data::Data;
 use crate::dir::Dir;
-use crate::engine::{Order, Orders, Shown};
+use crate::engine::{Order, Orders, Place, Shown};
 use crate::follow;
 use crate::handle::{Part, Whoami};
 use crate::join::Sponsor;
-use crate::party::PartySecret;
+use crate::party::{PartySecret, SealingSecret};
 use crate::wire::{Header, Hello, Note, Reply, Request};
 
 /// A node that has heard no voter for this long serves no other party.
@@ -55,10 +56,14 @@ pub struct Peers {
     pub hub: Arc<Hub>,
     /// The party's secret, if this node has it.
     pub secret: Arc<RwLock<Option<PartySecret>>>,
+    /// The party's sealing secret, if this node has it.
+    pub sealing: Arc<RwLock<Option<SealingSecret>>>,
     /// Lets newcomers in.
     pub sponsor: Arc<Sponsor>,
     /// For its log.
     pub dir: Dir,
+    /// Its datasets.
+    pub data: Data,
 }
 
 impl Peers {
@@ -161,6 +166,7 @@ impl Peers {
                 Reply::Records(self.hub.newer_than(&known))
             }
             Request::PartySecret => self.hand_over(from).await,
+            Request::SealingSecret => self.hand_over_sealing(from).await,
             Request::Log { lines } => {
                 let roster = self.shown.roster.borrow().clone();
                 let own = roster.party_of(self.whoami.node);
@@ -182,6 +188,22 @@ impl Peers {
                 Reply::Secret(*secret.bytes())
             }
             _ => Reply::Refused,
+        }
+    }
+}
+
+impl Peers {
+    /// The party's sealing secret goes to nodes of the party, workers too, and to nobody else.
+    async fn hand_over_sealing(&self, to: NodeId) -> Reply {
+        let roster = self.shown.roster.borrow().clone();
+        let own = roster.party_of(self.whoami.node);
+        let belongs = |place: &Place| Some(place.party) == own && !place.leaving;
+        if !roster.members.get(&to).is_some_and(belongs) {
+            return Reply::Refused;
+        }
+        match &*self.sealing.read().await {
+            Some(secret) => Reply::SealingSecret(*secret.bytes()),
+            None => Reply::Refused,
         }
     }
 }
@@ -273,9 +295,17 @@ impl Service for Peers {
 
     fn on_stream(&self, from: NodeId, header: Vec<u8>, stream: Stream) -> Answer<'_, ()> {
         Box::pin(async move {
-            if let Ok(Header::Watch { index }) = decode::<Header>(&header) {
-                let may = || self.judge(from) == Welcome::Full;
-                follow::serve(self.shown.clone(), self.orders.clone(), index, stream, may).await;
+            match decode::<Header>(&header) {
+                Ok(Header::Watch { index }) => {
+                    let may = || self.judge(from) == Welcome::Full;
+                    follow::serve(self.shown.clone(), self.orders.clone(), index, stream, may)
+                        .await;
+                }
+                Ok(Header::Manifest { version }) => {
+                    self.data.serve_manifest(from, version, stream).await
+                }
+                Ok(Header::Swarm { version }) => self.data.serve_swarm(from, version, stream).await,
+                Err(_) => {}
             }
         })
     }

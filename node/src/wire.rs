@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use mesh_consensus::admission::Admission;
 use mesh_consensus::bookmark::Bookmark;
 use mesh_consensus::handover::Handover;
-use mesh_consensus::id::{Epoch, MeshId, NodeId, PartyId, RaftId, TicketId};
+use mesh_consensus::id::{Epoch, MeshId, NodeId, PartyId, RaftId, TicketId, VersionId};
 use mesh_consensus::log::{Config, Entry};
 use mesh_consensus::message::Message;
 use mesh_consensus::time::Time;
@@ -60,6 +60,8 @@ pub enum Request {
         /// How many lines.
         lines: u32,
     },
+    /// The party's sealing secret, for another node of the party, a worker too.
+    SealingSecret,
 }
 
 /// An answer.
@@ -79,6 +81,8 @@ pub enum Reply {
     NotNow,
     /// No.
     Refused,
+    /// Answer to [`Request::SealingSecret`].
+    SealingSecret([u8; 32]),
 }
 
 /// What a stream is for.
@@ -88,6 +92,16 @@ pub enum Header {
     Watch {
         /// The last index that the watcher has; zero for none.
         index: u64,
+    },
+    /// The manifest of a version of a dataset.
+    Manifest {
+        /// Which version.
+        version: VersionId,
+    },
+    /// Chunks of a version: see [`crate::data::wire`].
+    Swarm {
+        /// Which version.
+        version: VersionId,
     },
 }
 

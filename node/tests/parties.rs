@@ -126,6 +126,29 @@ async fn the_third_party_waits_until_the_second_agrees_and_then_none_has_a_major
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_worker_receives_what_seals_its_partys_records_and_not_what_signs() {
+    let lab = Lab::new();
+    let [first, second] = two_parties(&lab).await;
+    let ticket = first.ticket(Kind::Worker, 1).await;
+    let dir = lab.dir("worker");
+    join(&dir, &ticket, &choices("worker"), |_| {}).await.unwrap();
+    let worker = start(dir.clone()).await;
+    until("the worker can open its party's records", || dir.file("sealing.key").exists()).await;
+    let own = first.handle.secret.read().await.clone().unwrap().sealing_secret();
+    until("it uses it", || worker.handle.sealing.try_read().is_ok_and(|held| held.is_some())).await;
+    assert_eq!(*worker.handle.sealing.read().await, Some(own.clone()));
+    assert_eq!(*worker.handle.secret.read().await, None);
+    assert!(!dir.file("party.key").exists());
+    assert_ne!(*second.handle.sealing.read().await, Some(own.clone()));
+    // It is there after a restart, before anybody is asked.
+    worker.stop().await;
+    assert_eq!(dir.sealing_secret().unwrap(), Some(own));
+    for node in [second, first] {
+        node.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_party_that_is_turned_away_is_told_and_leaves_nothing_behind() {
     let lab = Lab::new();
     let [first, second] = two_parties(&lab).await;

@@ -19,6 +19,7 @@
 
 mod answer;
 mod config;
+mod data;
 mod events;
 mod find;
 mod guard;
@@ -87,6 +88,7 @@ fn routes() -> Vec<Route> {
         parties::routes(),
         requests::routes(),
         names::routes(),
+        data::routes(),
         life::routes(),
         links::routes(),
         events::routes(),

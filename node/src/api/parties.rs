@@ -93,7 +93,11 @@ async fn key(
     if remove {
         // First the mark: a crash in between leaves the key, and the next try takes it.
         mark_offline(&api).map_err(|error| Problem::disk(&error))?;
+        // Private data stays readable: only the key that signs is taken away.
+        let sealing = secret.sealing_secret();
+        api.dir.keep_sealing_secret(&sealing).map_err(|error| Problem::disk(&error))?;
         api.dir.forget_party_secret().map_err(|error| Problem::disk(&error))?;
+        *api.sealing.write().await = Some(sealing);
         *held = None;
     }
     drop(held);

@@ -14,6 +14,7 @@ use crate::join::{Choices, found};
 const MATE: NodeId = NodeId([1; 32]);
 const OTHER: NodeId = NodeId([2; 32]);
 const LEAVER: NodeId = NodeId([3; 32]);
+const WORKER: NodeId = NodeId([4; 32]);
 
 /// What a node answers that has one mate of its own party, and one member of another; and its pulse.
 fn peers() -> (tempfile::TempDir, Peers, watch::Sender<Pulse>) {
@@ -49,6 +50,7 @@ fn peers() -> (tempfile::TempDir, Peers, watch::Sender<Pulse>) {
         (MATE, place("mate", 1, false)),
         (OTHER, place("other", 2, false)),
         (LEAVER, place("leaver", 1, true)),
+        (WORKER, Place { worker: true, ..place("worker", 1, false) }),
     ];
     let roster = Roster { index: 1, members: members.into(), ..Roster::default() };
     let pulse = watch::Sender::new(shown.pulse.borrow().clone());
@@ -69,7 +71,18 @@ fn peers() -> (tempfile::TempDir, Peers, watch::Sender<Pulse>) {
         secret: secret.clone(),
     });
     let chain = Vec::new();
-    (temp, Peers { whoami, chain, shown, orders, hub, secret, sponsor, dir }, pulse)
+    let sealing = Arc::new(RwLock::new(None));
+    let data = Data::new(crate::data::Parts {
+        whoami,
+        store: mesh_storage::store::Store::open(dir.path()).unwrap(),
+        shown: shown.clone(),
+        orders: orders.clone(),
+        writer: Writer { sender: mpsc::channel(1).0 },
+        hub: hub.clone(),
+        sealing: sealing.clone(),
+    });
+    let peers = Peers { whoami, chain, shown, orders, hub, secret, sealing, sponsor, dir, data };
+    (temp, peers, pulse)
 }
 
 #[test]
@@ -89,5 +102,21 @@ fn a_node_that_has_heard_no_voter_for_half_a_minute_serves_no_other_party() {
         assert_eq!(peers.still(MATE), Welcome::Full);
         assert_eq!(peers.still(LEAVER), Welcome::RaftOnly);
         assert_eq!(peers.still(NodeId([9; 32])), Welcome::No);
+    }
+}
+
+#[tokio::test]
+async fn a_partys_sealing_secret_goes_to_its_own_nodes_workers_too_and_to_nobody_else() {
+    let (_temp, peers, _pulse) = peers();
+    assert_eq!(peers.answer(MATE, Request::SealingSecret).await, Reply::Refused);
+    let secret = PartySecret::new([5; 32]).sealing_secret();
+    let bytes = *secret.bytes();
+    *peers.sealing.write().await = Some(secret);
+    for node in [MATE, WORKER] {
+        let answer = peers.answer(node, Request::SealingSecret).await;
+        assert_eq!(answer, Reply::SealingSecret(bytes));
+    }
+    for node in [OTHER, LEAVER, NodeId([9; 32])] {
+        assert_eq!(peers.answer(node, Request::SealingSecret).await, Reply::Refused);
     }
 }

@@ -194,6 +194,8 @@ fn parties_requests_and_the_partys_key_can_be_had() {
     let removed = node.ask("POST", "/v1/party/key", r#"{"remove":true}"#).item();
     assert_eq!(removed["secret"], secret["secret"]);
     assert!(!node.dir.file("party.key").exists());
+    // What seals private data stays.
+    assert!(node.dir.file("sealing.key").exists());
     assert_eq!(node.ask("POST", "/v1/party/key", "{}").status, 409);
     let refused = node.ask("POST", "/v1/tickets", r#"{"advertise":["10.1.2.3"]}"#);
     assert_eq!((refused.status, refused.code().as_str()), (409, "refused"));

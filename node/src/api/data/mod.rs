@@ -1,0 +1,345 @@
+//! `/v1/data`: datasets, as this node knows them.
+//!
+//! | read | for |
+//! |---|---|
+//! | this file | what there is: list, show, log, diff, du |
+//! | `change` | tags, readers, pins, removal |
+//! | `moving` | push, pull, verify: what takes long, one line of JSON after another |
+
+mod change;
+mod moving;
+
+use std::collections::BTreeMap;
+
+use axum::extract::State;
+use axum::http::Uri;
+use mesh_consensus::id::{NodeId, PartyId};
+use mesh_storage::diff;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::Api;
+use super::answer::{Answer, Problem, chain, date, has_state, item, items, query, quoted};
+use super::route::{Form, Route, field};
+use crate::data::catalogue::{Known, ResolveError, Visibility};
+use crate::engine::Roster;
+use crate::state::data::{DataRef, Pick};
+
+/// Paths that one answer of `diff` lists.
+const MAX_CHANGES: usize = 100_000;
+
+pub(super) fn routes() -> Vec<Route> {
+    let reference = field("ref", "string", "[party/]name[@N|:tag]");
+    let mut routes = vec![
+        Route::get("/v1/data", "Datasets: the last version of each name.", list)
+            .query([
+                field("all", "boolean", "Whether all versions are wanted."),
+                field("party", "string", "Those of this party only."),
+            ])
+            .form(Form::Items),
+        Route::get("/v1/data/show", "One version, and who holds it.", show).query([reference]),
+        Route::get("/v1/data/log", "All versions of a name, the newest first.", log)
+            .query([reference])
+            .form(Form::Items),
+        Route::get("/v1/data/diff", "What changed between two versions, by path.", compare).query(
+            [
+                field("from", "string", "The older one: [party/]name[@N|:tag]"),
+                field("to", "string", "The newer one."),
+            ],
+        ),
+        Route::get("/v1/data/du", "What this node's store holds.", usage),
+    ];
+    routes.extend(change::routes());
+    routes.extend(moving::routes());
+    routes
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct WantsList {
+    all: bool,
+    party: Option<String>,
+}
+
+async fn list(State(api): State<Api>, uri: Uri) -> Answer {
+    let WantsList { all, party } = query(&uri)?;
+    let party = party.map(|party| find_party(&api, &party)).transpose()?;
+    let mut known = catalogue(&api).await?;
+    known.retain(|one| party.is_none_or(|party| one.party == party));
+    if !all {
+        known = latest(known);
+    }
+    let mut rows = Vec::with_capacity(known.len());
+    for one in &known {
+        rows.push(row(&api, one).await);
+    }
+    Ok(items(&api, rows))
+}
+
+/// The last version of each name.
+fn latest(known: Vec<Known>) -> Vec<Known> {
+    let mut last: BTreeMap<_, usize> = BTreeMap::new();
+    for (place, one) in known.iter().enumerate() {
+        let held = last.entry((one.party, one.name.clone())).or_insert(place);
+        if known[*held].number < one.number {
+            *held = place;
+        }
+    }
+    let keep: std::collections::BTreeSet<usize> = last.into_values().collect();
+    let all = known.into_iter().enumerate();
+    all.filter(|(place, _)| keep.contains(place)).map(|(_, one)| one).collect()
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct WantsOne {
+    r#ref: String,
+}
+
+async fn show(State(api): State<Api>, uri: Uri) -> Answer {
+    let WantsOne { r#ref } = query(&uri)?;
+    let known = resolve(&api, &r#ref).await?;
+    Ok(item(&api, whole(&api, &known).await))
+}
+
+async fn log(State(api): State<Api>, uri: Uri) -> Answer {
+    let WantsOne { r#ref } = query(&uri)?;
+    let wanted = parse(&r#ref)?;
+    if wanted.pick != Pick::Latest {
+        return Err(Problem::bad(
+            "the versions of a name are listed by its name alone",
+            format!("{} means one of them", quoted(&r#ref)),
+            "leave out what follows @ or :",
+        ));
+    }
+    let last = resolve(&api, &r#ref).await?;
+    let mut known = catalogue(&api).await?;
+    known.retain(|one| one.party == last.party && one.name == last.name);
+    known.reverse();
+    let mut rows = Vec::with_capacity(known.len());
+    for one in &known {
+        rows.push(row(&api, one).await);
+    }
+    Ok(items(&api, rows))
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct WantsDiff {
+    from: String,
+    to: String,
+}
+
+async fn compare(State(api): State<Api>, uri: Uri) -> Answer {
+    let WantsDiff { from, to } = query(&uri)?;
+    let (old, new) = (resolve(&api, &from).await?, resolve(&api, &to).await?);
+    let (before, after) = (manifest(&api, &old).await?, manifest(&api, &new).await?);
+    let compared = tokio::task::spawn_blocking(move || {
+        let changes = diff::diff(before.manifest(), after.manifest());
+        let new_bytes = diff::missing_bytes(before.manifest(), after.manifest());
+        (changes, new_bytes, after.manifest().entries.len())
+    });
+    let (changes, new_bytes, entries) = compared.await.map_err(|_| not_now())?;
+    let count = |kind| changes.iter().filter(|change| change.kind == kind).count();
+    let (added, changed) = (count(diff::ChangeKind::Added), count(diff::ChangeKind::Changed));
+    let listed: Vec<Value> = changes
+        .iter()
+        .take(MAX_CHANGES)
+        .map(|change| {
+            let word = match change.kind {
+                diff::ChangeKind::Added => "added",
+                diff::ChangeKind::Removed => "removed",
+                diff::ChangeKind::Changed => "changed",
+            };
+            json!({
+                "path": change.path, "change": word,
+                "old_bytes": change.old_bytes, "new_bytes": change.new_bytes,
+            })
+        })
+        .collect();
+    Ok(item(
+        &api,
+        json!({
+            "from": title(&api.roster(), &old), "to": title(&api.roster(), &new),
+            "added": added, "removed": count(diff::ChangeKind::Removed), "changed": changed,
+            "unchanged": entries.saturating_sub(added + changed),
+            "new_bytes": new_bytes, "changes": listed, "truncated": changes.len() > MAX_CHANGES,
+        }),
+    ))
+}
+
+async fn usage(State(api): State<Api>) -> Answer {
+    let store = api.data.store.clone();
+    let used = tokio::task::spawn_blocking(move || {
+        Ok::<_, mesh_storage::store::StoreError>((store.usage()?, store.list()?))
+    });
+    let (usage, held) = used.await.map_err(|_| not_now())?.map_err(|error| failed(&error))?;
+    let known = catalogue(&api).await?;
+    let names: BTreeMap<_, &Known> =
+        known.iter().filter_map(|one| Some((one.manifest?, one))).collect();
+    let roster = api.roster();
+    let rows: Vec<Value> = held
+        .iter()
+        .map(|held| {
+            let of = names.get(&held.hash);
+            json!({
+                "name": of.map(|one| one.name.as_str()), "version": of.map(|one| one.number),
+                "party": of.and_then(|one| roster.parties.get(&one.party)).map(ToString::to_string),
+                "manifest": held.hash, "bytes": held.bytes, "pinned": !held.pins.is_empty(),
+                "durable": of.is_some_and(|one| one.holders.contains(&api.whoami.node)),
+                "last_used_at": date(held.used),
+            })
+        })
+        .collect();
+    Ok(item(
+        &api,
+        json!({
+            "store_bytes": usage.objects, "in_place_bytes": usage.in_place, "partial_bytes": usage.partial,
+            "free_bytes": api.data.disk().map(|(_, free)| free), "items": rows,
+        }),
+    ))
+}
+
+/// Everything that this node may know of.
+async fn catalogue(api: &Api) -> Result<Vec<Known>, Problem> {
+    has_state(api)?;
+    api.data.catalogue().await.ok_or_else(not_now)
+}
+
+/// What a reference means.
+async fn resolve(api: &Api, text: &str) -> Result<Known, Problem> {
+    has_state(api)?;
+    let wanted = parse(text)?;
+    let found = api.data.resolve(&wanted).await;
+    found.map_err(|error| match error {
+        ResolveError::NoParty(party) => Problem::not_found(
+            format!("there is no party {party}"),
+            "no party of this mesh has this name",
+            "mesh party ls shows them all",
+        ),
+        ResolveError::NoData(wanted) => Problem::not_found(
+            format!("there is no data {wanted}"),
+            "it does not exist, or is not for this node's party",
+            "mesh data ls shows what there is",
+        ),
+        ResolveError::Each(wanted) => Problem::bad(
+            format!("{wanted} is not one version"),
+            "each/ means every party's own",
+            "name the party: PARTY/NAME",
+        ),
+        ResolveError::NotNow => not_now(),
+    })
+}
+
+fn parse(text: &str) -> Result<DataRef, Problem> {
+    text.parse().map_err(|error: crate::state::data::reference::ParseDataRefError| {
+        Problem::bad(
+            "this cannot name data",
+            error.to_string(),
+            "mnist, mnist@3, mnist:clean, clinic-a/xray",
+        )
+    })
+}
+
+fn find_party(api: &Api, wanted: &str) -> Result<PartyId, Problem> {
+    has_state(api)?;
+    let roster = api.roster();
+    let all = roster.parties.iter().map(|(id, name)| (*id, Some(name.as_str())));
+    super::find::one("party", "mesh party ls", wanted, all)
+}
+
+/// The manifest of a version: from here, or from one who has it.
+async fn manifest(
+    api: &Api,
+    known: &Known,
+) -> Result<std::sync::Arc<mesh_storage::store::Loaded>, Problem> {
+    let found = api.data.find(known.id).await;
+    let found = found.ok_or_else(|| {
+        Problem::refused(
+            "what it consists of is not for this node's party",
+            "the data is listed, and private",
+            "ask its party to share it",
+        )
+    })?;
+    api.data.loaded(&found).await.map_err(|error| {
+        Problem::unavailable("its manifest is not to be had", error.to_string(), "mesh data show")
+    })
+}
+
+fn not_now() -> Problem {
+    Problem::unavailable(
+        "this node cannot answer now",
+        "it does not know the mesh yet, or is stopping",
+        "try again in a moment",
+    )
+}
+
+fn failed(error: &mesh_storage::store::StoreError) -> Problem {
+    Problem::unavailable("the node's store failed", chain(error), "mesh doctor")
+}
+
+/// How a version is called where all can understand it.
+fn title(roster: &Roster, known: &Known) -> String {
+    let party = roster.parties.get(&known.party);
+    format!(
+        "{}/{}@{}",
+        party.map(ToString::to_string).unwrap_or_default(),
+        known.name,
+        known.number
+    )
+}
+
+/// A version in a list.
+async fn row(api: &Api, known: &Known) -> Value {
+    let roster = api.roster();
+    let party = |id: &PartyId| roster.parties.get(id).map(ToString::to_string);
+    let readers: Option<Vec<_>> = match &known.visibility {
+        Visibility::Shared(some) => Some(some.iter().map(party).collect()),
+        _ => None,
+    };
+    let tags: Vec<&str> = known.tags.iter().map(|tag| tag.as_str()).collect();
+    json!({
+        "id": known.id, "name": known.name.as_str(), "version": known.number,
+        "manifest": known.manifest, "party": party(&known.party), "party_id": known.party,
+        "visibility": known.visibility.name(), "readers": readers,
+        "bytes": known.bytes, "files": known.files,
+        "copies": known.holders.len(), "copies_wanted": known.copies,
+        "created_at": date(known.created.time), "author": node_name(&roster, known.author),
+        "tags": tags, "mine": roster.party_of(api.whoami.node) == Some(known.party),
+        "here": api.data.here(known).await,
+    })
+}
+
+/// A version by itself.
+async fn whole(api: &Api, known: &Known) -> Value {
+    let roster = api.roster();
+    let holders: Vec<Value> =
+        known.holders.iter().map(|node| holder(api, &roster, known, *node)).collect();
+    let inputs: Vec<String> = known.lineage.inputs().iter().map(ToString::to_string).collect();
+    let mut row = row(api, known).await;
+    let counts = match api.data.find(known.id).await {
+        Some(found) => api.data.counts(found.manifest).await,
+        None => None,
+    };
+    row["holders"] = holders.into();
+    row["chunks"] = json!(counts.map(|(_, chunks)| chunks));
+    row["objects"] = json!(counts.map(|(objects, _)| objects));
+    row["note"] = json!(known.note);
+    row["lineage"] = json!({ "job": known.lineage.job(), "inputs": inputs });
+    row["acknowledged"] = json!(known.holders.len() > usize::from(known.copies) / 2);
+    row
+}
+
+fn holder(api: &Api, roster: &Roster, known: &Known, node: NodeId) -> Value {
+    let place = roster.members.get(&node);
+    let state = if api.hub.is_alive(node) { "up" } else { "down" };
+    json!({
+        "id": node, "name": place.map(|place| place.name.as_str()),
+        "party": place.and_then(|place| roster.parties.get(&place.party)).map(ToString::to_string),
+        "state": state, "holds": "durable", "bytes": known.bytes,
+    })
+}
+
+fn node_name(roster: &Roster, node: NodeId) -> String {
+    roster.members.get(&node).map_or_else(|| node.short(), |place| place.name.to_string())
+}

@@ -1,0 +1,472 @@
+//! What takes long: push, pull, verify. One line of JSON after another, the last one says how it ended.
+//!
+//! Whoever closes the connection stops it; what was stored stays, and the same again goes on from there.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use axum::Extension;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use mesh_storage::tree;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::sync::{mpsc, watch};
+use tokio::time::interval;
+
+use super::super::answer::{Answer, Problem, SCHEMA, age, body, chain, millis, unwritten};
+use super::super::events::stream_permit;
+use super::super::guard::OverSocket;
+use super::super::route::{Form, Route, field};
+use super::{Api, find_party, not_now, resolve, whole};
+use crate::clock;
+use crate::data::catalogue::Visibility;
+use crate::data::pull::{self, How, PullError};
+use crate::data::push::{self, COPIES, Cancel, PushError, Pushed, Wish};
+use crate::state::data::Lineage;
+use crate::state::name::Name;
+
+/// How often a reader hears how far it is.
+const TELL: Duration = Duration::from_millis(200);
+/// The longest that a pull waits for somebody who has what is missing.
+const MAX_WAIT: Duration = Duration::from_secs(24 * 3600);
+/// Lines that a slow reader is behind; then it is waited for.
+const MAX_LINES: usize = 16;
+
+pub(super) fn routes() -> Vec<Route> {
+    vec![
+        Route::post("/v1/data/push", "Makes a directory of this machine a version.", push)
+            .body([
+                field("path", "string", "The directory or file, from the root."),
+                field("name", "string", "What to call it; the last part of the path if left out."),
+                field("share", "array", "Parties that may read it, too."),
+                field("open", "boolean", "Whether every member may."),
+                field("listed", "boolean", "Private, but for its name and size."),
+                field("note", "string", "What else is said of it, such as a schema."),
+                field("copies", "integer", "How many copies there should be: 3 if left out."),
+                field("in_place", "boolean", "Serve the files from where they are."),
+                field("follow", "boolean", "Follow links that lead out of the directory."),
+                field("no_wait", "boolean", "Return before there are copies elsewhere."),
+                field("tag", "string", "A tag for the new version."),
+            ])
+            .form(Form::Lines),
+        Route::post(
+            "/v1/data/pull",
+            "Brings a version here, and lays it out as a directory.",
+            pull,
+        )
+        .body([
+            field("ref", "string", "[party/]name[@N|:tag]"),
+            field("dir", "string", "Where to, from the root; into the store alone if left out."),
+            field("writable", "boolean", "Files that may be changed: copies, not links."),
+            field("wait_ms", "integer", "How long to wait for one who has what is missing."),
+        ])
+        .form(Form::Lines),
+        Route::post("/v1/data/verify", "Reads a version again, byte for byte.", verify)
+            .body([field("ref", "string", "[party/]name[@N|:tag]")])
+            .form(Form::Lines),
+    ]
+}
+
+/// What `push` takes.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct WantsPush {
+    path: PathBuf,
+    name: Option<String>,
+    share: Vec<String>,
+    open: bool,
+    listed: bool,
+    note: String,
+    copies: Option<u8>,
+    in_place: bool,
+    follow: bool,
+    no_wait: bool,
+    tag: Option<String>,
+}
+
+async fn push(
+    State(api): State<Api>,
+    Extension(local): Extension<OverSocket>,
+    bytes: Bytes,
+) -> Answer {
+    let wants: WantsPush = body(&bytes)?;
+    check_local(local)?;
+    check_path("path", &wants.path)?;
+    let wish = wish(&api, &wants)?;
+    let tag = wants.tag.as_deref().map(super::change::parse_tag).transpose()?;
+    let permit = stream_permit(&api)?;
+    let (sender, progress) = watch::channel(push::Progress::default());
+    let work = {
+        let api = api.clone();
+        async move {
+            let begun = clock::steady();
+            let cancel = Cancel(Arc::new(AtomicBool::new(false)));
+            let pushed = api.data.push(wish, &sender, cancel.0.clone()).await;
+            let pushed = pushed.map_err(|error| unpushed(&api, error))?;
+            if let Some(tag) = tag {
+                super::change::set_tag(&api, &pushed.known, &tag, None).await?;
+            }
+            let Pushed { known, unchanged, new_bytes, shortfall } = pushed;
+            let known = api.data.known(known.id).await.unwrap_or(known);
+            let mut item = whole(&api, &known).await;
+            item["unchanged"] = json!(unchanged);
+            item["new_bytes"] = json!(new_bytes);
+            item["read_bytes"] = json!(known.bytes);
+            item["shortfall"] = json!(shortfall);
+            item["elapsed_ms"] = json!(millis(begun.elapsed()));
+            Ok(item)
+        }
+    };
+    let line = |now: &push::Progress| {
+        let phase = if now.waits { "copies" } else { "reading" };
+        json!({
+            "phase": phase, "bytes": now.bytes, "total_bytes": now.total_bytes, "files": now.files,
+            "total_files": null, "peers": 0, "copies": now.copies, "copies_wanted": now.copies_wanted,
+        })
+    };
+    Ok(lines(api, permit, progress, line, work))
+}
+
+fn wish(api: &Api, wants: &WantsPush) -> Result<Wish, Problem> {
+    let last =
+        || wants.path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_lowercase();
+    let name = wants.name.clone().unwrap_or_else(last);
+    let name: Name = name.parse().map_err(|error: crate::state::name::ParseNameError| {
+        let hint = "give it one: mesh data push PATH --name NAME";
+        Problem::bad("this cannot be the name of data", error.to_string(), hint)
+    })?;
+    let share =
+        wants.share.iter().map(|party| find_party(api, party)).collect::<Result<Vec<_>, _>>()?;
+    let visibility = match (wants.open, wants.listed, share.is_empty()) {
+        (true, false, true) => Some(Visibility::Open),
+        (false, true, true) => Some(Visibility::Listed),
+        (false, false, false) => {
+            let own = api.roster().party_of(api.whoami.node);
+            let mut some: Vec<_> = share.into_iter().filter(|party| Some(*party) != own).collect();
+            some.sort_unstable();
+            some.dedup();
+            Some(Visibility::Shared(some))
+        }
+        (false, false, true) => None,
+        _ => {
+            let cause = "share, open and listed exclude one another";
+            return Err(Problem::bad("who may read it is not clear", cause, "choose one of them"));
+        }
+    };
+    let copies = wants.copies.unwrap_or(COPIES);
+    if !(1..=16).contains(&copies) {
+        let cause = format!("{copies} copies are wanted");
+        return Err(Problem::bad("so many copies cannot be kept", cause, "1 to 16; 3 is usual"));
+    }
+    let note =
+        wants.note.parse().map_err(|error: crate::state::data::content::ParseNoteError| {
+            Problem::bad("this cannot be a note", error.to_string(), "make it shorter")
+        })?;
+    let WantsPush { path, in_place, follow, no_wait, .. } = wants;
+    let (path, lineage) = (path.clone(), Lineage::default());
+    let (in_place, follow, no_wait) = (*in_place, *follow, *no_wait);
+    Ok(Wish { path, name, visibility, copies, in_place, follow, no_wait, lineage, note })
+}
+
+/// What `pull` takes.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct WantsPull {
+    r#ref: String,
+    dir: Option<PathBuf>,
+    writable: bool,
+    wait_ms: Option<u64>,
+}
+
+impl WantsPull {
+    fn how(&self) -> How {
+        let wait = self.wait_ms.map(|ms| Duration::from_millis(ms).min(MAX_WAIT));
+        How { wait: wait.unwrap_or(How::default().wait), limit: None }
+    }
+}
+
+async fn pull(
+    State(api): State<Api>,
+    Extension(local): Extension<OverSocket>,
+    bytes: Bytes,
+) -> Answer {
+    let wants: WantsPull = body(&bytes)?;
+    if let Some(dir) = &wants.dir {
+        check_local(local)?;
+        check_path("dir", dir)?;
+    }
+    let known = resolve(&api, &wants.r#ref).await?;
+    let found = api.data.find(known.id).await.ok_or_else(|| {
+        Problem::refused(
+            format!("{} is not for this node's party", wants.r#ref),
+            "its party lists it, and keeps its content to itself",
+            "ask that party to share it",
+        )
+    })?;
+    let permit = stream_permit(&api)?;
+    let (sender, progress) = watch::channel((false, pull::Progress::default()));
+    let work = {
+        let api = api.clone();
+        async move {
+            let begun = clock::steady();
+            let show = |now: &pull::Progress| drop(sender.send_replace((false, now.clone())));
+            let here = api.data.is_here(&found).await;
+            let brought = match here {
+                true => pull::Progress::default(),
+                false => {
+                    let brought = api.data.bring(&found, wants.how(), show).await;
+                    brought.map_err(|error| unpulled(&error))?
+                }
+            };
+            let mut item = whole(&api, &known).await;
+            if let Some(dir) = &wants.dir {
+                let laid = lay_out(&api, &found, dir, wants.writable, &sender).await?;
+                item["dir"] = json!(dir);
+                item["linked"] = json!(laid.linked + laid.reflinked);
+                item["copied"] = json!(laid.copied);
+                item["copied_bytes"] = json!(laid.bytes_copied);
+            }
+            item["fetched_bytes"] = json!(brought.fetched);
+            item["local_bytes"] = json!(known.bytes.saturating_sub(brought.fetched));
+            item["elapsed_ms"] = json!(millis(begun.elapsed()));
+            Ok(item)
+        }
+    };
+    let line = |(writes, now): &(bool, pull::Progress)| {
+        let phase = match &now.phase {
+            _ if *writes => "writing",
+            pull::Phase::Manifest => "manifest",
+            _ => "fetching",
+        };
+        json!({
+            "phase": phase, "bytes": now.bytes, "total_bytes": now.total, "files": null,
+            "total_files": null, "peers": now.peers, "fetched_bytes": now.fetched,
+        })
+    };
+    Ok(lines(api, permit, progress, line, work))
+}
+
+/// Lays a version that is here out as a directory.
+async fn lay_out(
+    api: &Api,
+    found: &crate::data::Found,
+    dir: &std::path::Path,
+    writable: bool,
+    sender: &watch::Sender<(bool, pull::Progress)>,
+) -> Result<tree::Materialised, Problem> {
+    let total: u64 =
+        api.data.loaded(found).await.map_err(|error| unpulled(&error))?.manifest().bytes();
+    let sender = sender.clone();
+    let show = move |bytes: u64| {
+        let total = Some(total);
+        let now = pull::Progress { bytes, total, ..pull::Progress::default() };
+        sender.send_replace((true, now));
+    };
+    let cancel = Cancel(Arc::new(AtomicBool::new(false)));
+    let laid = api.data.lay_out(found, dir.to_path_buf(), writable, cancel.0.clone(), show).await;
+    laid.map_err(|error| match error {
+        crate::data::LayOutError::Tree(error) => Problem::refused(
+            format!("it cannot be laid out in {}", dir.display()),
+            chain(&error),
+            "name a directory that does not exist yet, or is empty",
+        ),
+        crate::data::LayOutError::Pull(error) => unpulled(&error),
+    })
+}
+
+/// What `verify` takes.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct WantsVerify {
+    r#ref: String,
+}
+
+async fn verify(State(api): State<Api>, bytes: Bytes) -> Answer {
+    let WantsVerify { r#ref } = body(&bytes)?;
+    let known = resolve(&api, &r#ref).await?;
+    let found = api.data.find(known.id).await.ok_or_else(not_now)?;
+    let permit = stream_permit(&api)?;
+    let (sender, progress) = watch::channel(0u64);
+    let total = known.bytes;
+    let work = {
+        let api = api.clone();
+        async move {
+            let store = api.data.store.clone();
+            let check = move || {
+                let show = |bytes: u64| {
+                    sender.send_replace(bytes);
+                };
+                store.verify(found.manifest, clock::now(), show)
+            };
+            let checked = tokio::task::spawn_blocking(check).await.map_err(|_| not_now())?;
+            let checked = checked.map_err(|error| match error {
+                mesh_storage::store::StoreError::NoManifest(_) => Problem::not_found(
+                    format!("{} is not on this node", known.name),
+                    "only what is here can be read again",
+                    "mesh data show tells who holds it; mesh data pull brings it here",
+                ),
+                error => super::failed(&error),
+            })?;
+            let loaded = api.data.loaded(&found).await.map_err(|error| unpulled(&error))?;
+            let damaged: Vec<Value> = checked
+                .damaged
+                .iter()
+                .map(|damage| json!({ "object": damage.object, "paths": paths(&loaded, damage.object) }))
+                .collect();
+            let mut repaired = false;
+            if !checked.damaged.is_empty() {
+                // What was bad is out of the way: the others have it.
+                repaired = api.data.bring(&found, How::default(), |_| {}).await.is_ok();
+            }
+            Ok(json!({
+                "name": known.name.as_str(), "version": known.number,
+                "checked_bytes": checked.bytes, "damaged": damaged, "repaired": repaired,
+            }))
+        }
+    };
+    let line = move |bytes: &u64| json!({ "phase": "checking", "bytes": bytes, "total_bytes": total, "peers": 0 });
+    Ok(lines(api, permit, progress, line, work))
+}
+
+/// The files that lie in an object, or the first few of them.
+fn paths(
+    loaded: &mesh_storage::store::Loaded,
+    object: mesh_consensus::id::ObjectId,
+) -> Vec<String> {
+    const MOST: usize = 20;
+    let place = loaded.objects().iter().position(|id| *id == object);
+    let lies = |entry: &&mesh_storage::manifest::Entry| match entry.kind {
+        mesh_storage::manifest::Kind::File { object, .. } => Some(object as usize) == place,
+        _ => false,
+    };
+    loaded
+        .manifest()
+        .entries
+        .iter()
+        .filter(lies)
+        .take(MOST)
+        .map(|entry| entry.path.clone())
+        .collect()
+}
+
+/// Runs `work`, and tells how far it is until it is over. Dropped with the connection.
+fn lines<P: Clone + Send + Sync + 'static>(
+    api: Api,
+    permit: tokio::sync::OwnedSemaphorePermit,
+    progress: watch::Receiver<P>,
+    line: impl Fn(&P) -> Value + Send + 'static,
+    work: impl Future<Output = Result<Value, Problem>> + Send + 'static,
+) -> Response {
+    let (sender, receiver) = mpsc::channel::<Bytes>(MAX_LINES);
+    tokio::spawn(async move {
+        let _permit = permit;
+        let mut work = std::pin::pin!(work);
+        let mut ticks = interval(TELL);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let last = loop {
+            tokio::select! {
+                done = &mut work => break done,
+                () = api.stop.cancelled() => break Err(not_now()),
+                () = sender.closed() => return,
+                _ = ticks.tick() => {
+                    let mut now = line(&progress.borrow().clone());
+                    now["schema"] = json!(SCHEMA);
+                    now["kind"] = json!("progress");
+                    if sender.send(text(&now)).await.is_err() {
+                        return;
+                    }
+                }
+            }
+        };
+        let last = match last {
+            Ok(item) => {
+                let pulse = api.pulse();
+                let age_ms = age(&pulse).map(millis);
+                json!({ "schema": SCHEMA, "kind": "done", "index": pulse.index, "age_ms": age_ms, "item": item })
+            }
+            Err(problem) => {
+                let mut error = problem.json();
+                error["schema"] = json!(SCHEMA);
+                error["kind"] = json!("error");
+                error
+            }
+        };
+        // Whoever reads may have gone.
+        let _ = sender.send(text(&last)).await;
+    });
+    let stream = futures::stream::unfold(receiver, |mut receiver| async {
+        let line = receiver.recv().await?;
+        Some((Ok::<_, std::convert::Infallible>(line), receiver))
+    });
+    ([(CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(stream)).into_response()
+}
+
+fn text(line: &Value) -> Bytes {
+    Bytes::from(format!("{line}\n"))
+}
+
+/// A path means something on this machine alone.
+fn check_local(local: OverSocket) -> Result<(), Problem> {
+    match local {
+        OverSocket(true) => Ok(()),
+        OverSocket(false) => Err(Problem::forbidden(
+            StatusCode::FORBIDDEN,
+            "files of the node's machine are not read or written for somebody elsewhere",
+            "a path was given over TCP",
+            "run mesh data on the node's own machine",
+        )),
+    }
+}
+
+fn check_path(what: &str, path: &std::path::Path) -> Result<(), Problem> {
+    if path.is_absolute() {
+        return Ok(());
+    }
+    let cause = format!("{what} has to begin with /");
+    Err(Problem::bad(
+        "the node does not know from where this path goes",
+        cause,
+        "give the whole path",
+    ))
+}
+
+fn unpushed(api: &Api, error: PushError) -> Problem {
+    match error {
+        PushError::Write(error) => unwritten(api, error),
+        PushError::NotNow | PushError::Interrupted => not_now(),
+        PushError::NoSecret => Problem::unavailable(
+            "nothing can be kept private here yet",
+            error.to_string(),
+            "wait until another node of the party is there to hand it over",
+        ),
+        PushError::Race(_) => {
+            Problem::refused("the version was not made", error.to_string(), "the same again")
+        }
+        PushError::Import(error) => Problem::refused(
+            "it was not pushed",
+            chain(&error),
+            "mend what the cause says, then the same again: what was stored stays",
+        ),
+    }
+}
+
+fn unpulled(error: &PullError) -> Problem {
+    let hint = match error {
+        PullError::Full => {
+            "make room (mesh data du shows what is here), then the same again goes on"
+        }
+        PullError::Nobody { .. } => {
+            "mesh data show tells who holds it; start those nodes, then the same again"
+        }
+        PullError::Store(_) => "mesh doctor",
+        PullError::Stopping => "the same again",
+    };
+    Problem::unavailable("it could not be brought here", error.to_string(), hint)
+}

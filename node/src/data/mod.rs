@@ -1,0 +1,410 @@
+//! Datasets at this node: pushed, pulled, served and kept.
+//!
+//! ```text
+//!  push.rs   a directory ─► store (chunks, manifest) ─► VersionNew, held by this node
+//!                                                          │ every node sees it in the state
+//!  keep.rs   short of copies, and it is this node's turn? ─┴─► pull ─► Hold     (the push waits for these)
+//!  pull.rs   who holds it, who pulls it too ─► a link to each ─► chunks ─► store ─► a directory
+//!  tidy.rs   reads the store again bit by bit, mends it, drops what nobody needs
+//!  serve.rs  may that party read this version? ─► manifest, bitmap, chunks
+//! ```
+//!
+//! A new version is replicated by the same hands that repair an old one: it is in the state from the start,
+//! short of copies, and the nodes whose turn it is fetch it. A push is acknowledged once a majority of
+//! the wanted copies is durable. Which node's turn it is follows from the state and from who is alive
+//! (`mesh_storage::placement`), so nobody keeps a table.
+//!
+//! Peers speak of chunk 17 of a version, never of a hash. Whoever serves looks up, for every request, whether
+//! the asking node's party may read that version; if not, the answer is that of a version that does not exist.
+//!
+//! Bytes on disk, and what survives a crash, are `mesh_storage::store`'s; whom to ask for what is
+//! `mesh_storage::swarm`'s. Who may read is the state's (`crate::state::data`).
+
+pub mod catalogue;
+pub mod keep;
+pub mod pull;
+pub mod push;
+mod serve;
+mod sharing;
+pub mod tidy;
+pub mod wire;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use mesh_consensus::id::{Hash, NodeId, VersionId};
+use mesh_storage::store::{Loaded, Store, StoreError};
+use mesh_storage::tree::{self, Materialised, TreeError};
+use mesh_transport::net::Net;
+use tokio::sync::{RwLock, watch};
+
+use crate::awareness::hub::Hub;
+use crate::clock;
+use crate::engine::{Orders, Shown};
+use crate::handle::{Whoami, Writer, look_at};
+use crate::party::SealingSecret;
+use crate::seal::PrivateView;
+use crate::state::State;
+use pull::{How, Phase, Progress, PullError};
+use sharing::Sharing;
+
+/// The datasets of this node. Cheap to clone.
+#[derive(Clone)]
+pub struct Data(Arc<Inner>);
+
+/// What a [`Data`] reaches.
+pub struct Inner {
+    /// Whose node it is.
+    pub whoami: Whoami,
+    /// Bytes on disk.
+    pub store: Store,
+    pub(crate) shown: Shown,
+    pub(crate) orders: Orders,
+    pub(crate) writer: Writer,
+    pub(crate) hub: Arc<Hub>,
+    pub(crate) sealing: Arc<RwLock<Option<SealingSecret>>>,
+    /// A holder that is silent for this long is replaced.
+    lost: Duration,
+    net: OnceLock<Net>,
+    /// Versions that somebody pulls from this node, or that this node pulls.
+    sharings: Mutex<BTreeMap<VersionId, Arc<Sharing>>>,
+    /// Pulls under way.
+    pulls: Mutex<BTreeMap<VersionId, watch::Receiver<Progress>>>,
+    /// The party's private names, as they were last opened.
+    private: Mutex<Option<Arc<PrivateView>>>,
+    /// Bytes of chunks that were sent to others, and that came from them.
+    pub(crate) sent_bytes: AtomicU64,
+    pub(crate) fetched_bytes: AtomicU64,
+}
+
+/// A version, as far as is needed to fetch or to serve it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Found {
+    /// Which.
+    pub version: VersionId,
+    /// Its manifest.
+    pub manifest: Hash,
+    /// Who says to have a durable copy.
+    pub holders: Vec<NodeId>,
+    /// The entry of the log after which this was so.
+    pub index: u64,
+}
+
+impl std::ops::Deref for Data {
+    type Target = Inner;
+
+    fn deref(&self) -> &Inner {
+        &self.0
+    }
+}
+
+/// Why a version could not be laid out.
+#[derive(Debug, thiserror::Error)]
+pub enum LayOutError {
+    /// The directory.
+    #[error(transparent)]
+    Tree(#[from] TreeError),
+    /// The bytes.
+    #[error(transparent)]
+    Pull(#[from] PullError),
+}
+
+/// What a node's datasets are made of.
+pub struct Parts {
+    /// Whose node it is.
+    pub whoami: Whoami,
+    /// Where bytes are kept.
+    pub store: Store,
+    /// What the engine shows.
+    pub shown: Shown,
+    /// Where orders go.
+    pub orders: Orders,
+    /// Writes.
+    pub writer: Writer,
+    /// What members say about themselves.
+    pub hub: Arc<Hub>,
+    /// The party's sealing secret, if this node has it.
+    pub sealing: Arc<RwLock<Option<SealingSecret>>>,
+}
+
+impl Data {
+    /// Ties the parts together. The way to the others comes later: see [`Data::connect`].
+    pub fn new(parts: Parts) -> Self {
+        let Parts { whoami, store, shown, orders, writer, hub, sealing } = parts;
+        Self(Arc::new(Inner {
+            whoami,
+            store,
+            shown,
+            orders,
+            writer,
+            hub,
+            sealing,
+            lost: keep::lost(),
+            net: OnceLock::new(),
+            sharings: Mutex::default(),
+            pulls: Mutex::default(),
+            private: Mutex::default(),
+            sent_bytes: AtomicU64::new(0),
+            fetched_bytes: AtomicU64::new(0),
+        }))
+    }
+
+    /// The way to the others is there.
+    pub fn connect(&self, net: Net) {
+        // A node has one.
+        let _ = self.net.set(net);
+    }
+
+    /// Looks at the state, on the engine's thread. `None` while the node stops or is too busy.
+    pub(crate) async fn look<T: Send + 'static>(
+        &self,
+        look: impl FnOnce(&State) -> T + Send + 'static,
+    ) -> Option<T> {
+        look_at(&self.orders, move |see| look(see.replica.machine())).await.ok()
+    }
+
+    /// What this node has applied.
+    fn index(&self) -> u64 {
+        self.shown.pulse.borrow().index
+    }
+
+    /// The version, if nodes of this one's party may read it.
+    pub async fn find(&self, version: VersionId) -> Option<Found> {
+        self.readable(self.whoami.node, version).await
+    }
+
+    /// The version, if `node`'s party may read it and this node can tell what it is.
+    pub(crate) async fn readable(&self, node: NodeId, version: VersionId) -> Option<Found> {
+        let index = self.index();
+        let party = self.shown.roster.borrow().party_of(node)?;
+        let secret = self.sealing_secret().await;
+        let mesh = self.whoami.mesh;
+        let look = self.look(move |state| {
+            let found = state.version(version).filter(|_| state.may_read(version, party))?;
+            let manifest = catalogue::manifest_of(mesh, version, found, secret.as_ref())?;
+            Some(Found {
+                version,
+                manifest,
+                holders: found.holders.iter().copied().collect(),
+                index,
+            })
+        });
+        look.await.flatten()
+    }
+
+    /// Who may be asked for it: those who say to hold it, the ones that are awake first, and never this node.
+    fn holders(&self, found: &Found) -> Vec<NodeId> {
+        let others = found.holders.iter().copied().filter(|node| *node != self.whoami.node);
+        let (mut awake, asleep): (Vec<NodeId>, Vec<NodeId>) =
+            others.partition(|node| self.hub.is_alive(*node));
+        fastrand::shuffle(&mut awake);
+        awake.extend(asleep);
+        awake
+    }
+
+    /// Brings a version here, or waits for the one who does.
+    pub async fn bring(
+        &self,
+        found: &Found,
+        how: How,
+        shown: impl Fn(&Progress),
+    ) -> Result<Progress, PullError> {
+        let mut progress = self.begin(found, how);
+        loop {
+            let now = progress.borrow_and_update().clone();
+            shown(&now);
+            match now.phase {
+                Phase::Done => return Ok(now),
+                Phase::Failed(error) => return Err(error),
+                _ => {}
+            }
+            if progress.changed().await.is_err() {
+                return Err(PullError::Stopping);
+            }
+        }
+    }
+
+    /// Starts a pull unless one of the same version runs. It goes on for as long as somebody waits for it.
+    fn begin(&self, found: &Found, how: How) -> watch::Receiver<Progress> {
+        let mut pulls = lock(&self.pulls);
+        if let Some(running) = pulls.get(&found.version)
+            && running.has_changed().is_ok()
+        {
+            return running.clone();
+        }
+        let (sender, receiver) = watch::channel(Progress::default());
+        pulls.insert(found.version, receiver.clone());
+        drop(pulls);
+        let (data, found) = (self.clone(), found.clone());
+        tokio::spawn(async move {
+            let (listeners, version) = (sender.clone(), found.version);
+            let ended = tokio::select! {
+                ended = data.run_pull(&found, &sender, how) => ended,
+                // The one in the table does not wait for anything.
+                () = deserted(&data, version, &listeners) => Err(PullError::Stopping),
+            };
+            lock(&data.pulls).remove(&version);
+            let phase = match ended {
+                Ok(()) => Phase::Done,
+                Err(error) => Phase::Failed(error),
+            };
+            sender.send_modify(|progress| progress.phase = phase);
+        });
+        receiver
+    }
+
+    /// What opens the party's sealed records, if this node has it.
+    pub(crate) async fn sealing_secret(&self) -> Option<SealingSecret> {
+        self.sealing.read().await.clone()
+    }
+
+    /// Whether all of it is here.
+    pub async fn is_here(&self, found: &Found) -> bool {
+        let (store, manifest) = (self.store.clone(), found.manifest);
+        blocking(move || store.is_whole(manifest)).await.unwrap_or(false)
+    }
+
+    /// How much of a version is here: `whole`, `partial` or `none`.
+    pub(crate) async fn here(&self, known: &catalogue::Known) -> &'static str {
+        let Some(manifest) = known.manifest else { return "none" };
+        let store = self.store.clone();
+        match blocking(move || store.is_whole(manifest)).await {
+            Ok(true) => "whole",
+            _ if lock(&self.pulls).contains_key(&known.id) => "partial",
+            _ => "none",
+        }
+    }
+
+    /// The manifest of a version, from here or from one who has it. It does not stay here for that.
+    pub(crate) async fn loaded(&self, found: &Found) -> Result<Arc<Loaded>, PullError> {
+        let (store, hash) = (self.store.clone(), found.manifest);
+        if self.is_here(found).await {
+            return blocking(move || store.load(hash)).await;
+        }
+        let bytes = self.manifest(found).await?;
+        let decode = move || {
+            let manifest = mesh_storage::manifest::Manifest::decode(&bytes)?;
+            Ok(Arc::new(Loaded::new(hash, manifest)))
+        };
+        blocking(decode).await
+    }
+
+    /// How many objects and chunks a version that is here has.
+    pub(crate) async fn counts(&self, manifest: Hash) -> Option<(usize, usize)> {
+        let store = self.store.clone();
+        let load =
+            move || if store.has(manifest)? { store.load(manifest).map(Some) } else { Ok(None) };
+        let loaded = blocking(load).await.ok()??;
+        Some((loaded.objects().len(), loaded.chunk_count()))
+    }
+
+    /// Lays a version that is here out as a directory. What is damaged on disk is fetched anew first.
+    pub async fn lay_out(
+        &self,
+        found: &Found,
+        dir: PathBuf,
+        writable: bool,
+        cancel: Arc<AtomicBool>,
+        show: impl Fn(u64) + Clone + Send + 'static,
+    ) -> Result<Materialised, LayOutError> {
+        const TRIES: usize = 3;
+        for _ in 1..TRIES {
+            match self
+                .lay_out_once(found, dir.clone(), writable, cancel.clone(), show.clone())
+                .await
+            {
+                Err(LayOutError::Tree(TreeError::Object { .. })) => {
+                    self.bring(found, How::default(), |_| {}).await?;
+                }
+                done => return done,
+            }
+        }
+        self.lay_out_once(found, dir, writable, cancel, show).await
+    }
+
+    async fn lay_out_once(
+        &self,
+        found: &Found,
+        dir: PathBuf,
+        writable: bool,
+        cancel: Arc<AtomicBool>,
+        show: impl Fn(u64) + Send + 'static,
+    ) -> Result<Materialised, LayOutError> {
+        let (store, hash) = (self.store.clone(), found.manifest);
+        let work = move || {
+            let now = clock::now();
+            let loaded = store.load(hash).map_err(|error| PullError::of(&error))?;
+            let _lease = store.lease(hash, now).map_err(|error| PullError::of(&error))?;
+            let progress = |now: tree::Progress| show(now.bytes);
+            let options = tree::Options {
+                writable,
+                sealed: false,
+                progress: Some(&progress),
+                cancel: Some(&cancel),
+            };
+            let source = store.objects(&loaded, now);
+            Ok(tree::materialise(loaded.manifest(), &dir, &source, options)?)
+        };
+        match tokio::task::spawn_blocking(work).await {
+            Ok(done) => done,
+            Err(_) => Err(PullError::Stopping.into()),
+        }
+    }
+
+    /// Bytes of the disk that the store is on: all, and those that can still be written.
+    pub(crate) fn disk(&self) -> Option<(u64, u64)> {
+        let stat = nix::sys::statvfs::statvfs(self.store.root()).ok()?;
+        let bytes = |blocks: u64| blocks.saturating_mul(stat.fragment_size());
+        Some((bytes(stat.blocks()), bytes(stat.blocks_available())))
+    }
+
+    fn count_sent(&self, bytes: usize) {
+        self.sent_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    fn net(&self) -> Result<Net, PullError> {
+        self.net.get().cloned().ok_or(PullError::Stopping)
+    }
+}
+
+/// Returns once nobody but the table of pulls listens any more.
+async fn deserted(data: &Data, version: VersionId, sender: &watch::Sender<Progress>) {
+    const LOOK: Duration = Duration::from_millis(500);
+    loop {
+        tokio::time::sleep(LOOK).await;
+        let pulls = lock(&data.pulls);
+        if sender.receiver_count() <= usize::from(pulls.contains_key(&version)) {
+            return;
+        }
+    }
+}
+
+/// A lock that another thread's panic does not spoil: what it guards is whole between any two statements.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs what blocks on a thread that may.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
+) -> Result<T, PullError> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(Ok(done)) => Ok(done),
+        Ok(Err(error)) => Err(PullError::of(&error)),
+        Err(_) => Err(PullError::Stopping),
+    }
+}
+
+/// An error and what it came from, in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(error) = next {
+        text = format!("{text}: {error}");
+        next = error.source();
+    }
+    text
+}

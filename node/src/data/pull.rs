@@ -1,0 +1,590 @@
+//! Brings a version here: its manifest, then its chunks from everybody who has some.
+//!
+//! ```text
+//!  state: holders ─┐                      ┌─► link to a peer ─► asks ─► chunks ─┐
+//!  peers: others ──┴─► swarm (the planner)┤                                     ├─► store: verified, written
+//!                          ▲              └─► link to a peer …                 ─┘        │
+//!                          └──────────── what came, what is wrong, who is gone ◄─────────┘
+//! ```
+//!
+//! One pull of a version runs at a time, whoever wants it; the others watch the same progress. Dropped or
+//! killed, it goes on later from the chunks that are on disk. A peer whose bytes do not hash to their name is
+//! left for good, and nothing of it was written.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use mesh_consensus::id::{Hash, NodeId, VersionId};
+use mesh_consensus::time::Time;
+use mesh_storage::bitmap::Bitmap;
+use mesh_storage::manifest::MAX_MANIFEST_BYTES;
+use mesh_storage::store::{Fetch, StoreError, Wrote};
+use mesh_storage::swarm::{self, Swarm};
+use mesh_transport::codec::{decode, encode};
+use mesh_transport::net::{Lane, Net, ReceiveHalf};
+use tokio::io::AsyncReadExt as _;
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::{interval, sleep, timeout};
+
+use super::sharing::Sharing;
+use super::wire::{Ask, Give, MAX_GIVE_BYTES, MAX_NAMED, MAX_OTHERS};
+use super::{Data, Found, blocking};
+use crate::clock;
+use crate::wire::Header;
+
+/// What links tell and the planner has not looked at yet; then they wait.
+const MAX_EVENTS: usize = 256;
+/// What one link is to ask and has not asked yet.
+const MAX_ASKS: usize = 256;
+/// Chunks that are being verified and written at a time: enough for every core, and a bound on memory.
+const MAX_WRITES: usize = 8;
+/// How often holders are looked up anew, and others are told what has come.
+const LOOK: Duration = Duration::from_millis(150);
+/// A link over which nothing comes for this long is dead.
+const SILENT: Duration = Duration::from_secs(60);
+/// How often it is said of a chunk on its way that it still comes.
+const STILL_COMING: Duration = Duration::from_secs(1);
+/// How long one peer may take with a manifest.
+const MANIFEST_PATIENCE: Duration = Duration::from_secs(120);
+
+/// How a pull goes about it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct How {
+    /// Bytes a second that it may take, if not all.
+    pub limit: Option<u64>,
+    /// Without anything new for this long, and with nobody to ask, it gives up.
+    pub wait: Duration,
+}
+
+impl Default for How {
+    fn default() -> Self {
+        Self { limit: None, wait: Duration::from_secs(30) }
+    }
+}
+
+/// How far a pull is.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Progress {
+    /// What it is about.
+    pub phase: Phase,
+    /// Bytes of chunks that are here.
+    pub bytes: u64,
+    /// Bytes of all chunks, once the manifest is here.
+    pub total: Option<u64>,
+    /// Bytes that came from peers.
+    pub fetched: u64,
+    /// Bytes that came and were not needed: wrong, or there already.
+    pub wasted: u64,
+    /// Peers that give.
+    pub peers: usize,
+}
+
+/// What a pull is about.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Phase {
+    /// The manifest is on its way.
+    #[default]
+    Manifest,
+    /// Chunks are.
+    Chunks,
+    /// Everything is here and is being claimed.
+    Finishing,
+    /// It is here.
+    Done,
+    /// It is not, and why.
+    Failed(PullError),
+}
+
+/// Why a version could not be brought here.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PullError {
+    /// Nobody who answers has it, or all of it.
+    #[error("nobody who answers has {}", if *.missing == 0 { "the manifest".to_owned() } else { format!("{missing} of its chunks") })]
+    Nobody {
+        /// Chunks that nobody has; zero while the manifest is wanted.
+        missing: usize,
+    },
+    /// No room.
+    #[error("the disk is full")]
+    Full,
+    /// The store.
+    #[error("the store failed: {0}")]
+    Store(String),
+    /// This node stops.
+    #[error("this node is stopping")]
+    Stopping,
+}
+
+/// Something that a link tells.
+enum Event {
+    Map(NodeId, Bitmap),
+    Have(NodeId, Vec<u32>),
+    Written { node: NodeId, number: u32, bytes: u32, result: Result<Wrote, StoreError> },
+    Refused(NodeId, u32),
+    Began(NodeId, u32),
+    Nothing(NodeId),
+    Others(Vec<NodeId>),
+    Gone(NodeId),
+}
+
+/// A link to a peer; dropped, it closes.
+struct Link {
+    asks: mpsc::Sender<Ask>,
+}
+
+/// What every link of a pull is given.
+#[derive(Clone)]
+struct Shared {
+    net: Net,
+    version: VersionId,
+    lengths: Arc<[u32]>,
+    fetch: Arc<Fetch>,
+    events: mpsc::Sender<Event>,
+    writes: Arc<Semaphore>,
+    /// Paces what should not take the whole wire.
+    pace: Option<Arc<Pace>>,
+}
+
+impl Data {
+    /// Brings a version here. Returns once it is whole and claimed.
+    pub(super) async fn run_pull(
+        &self,
+        found: &Found,
+        progress: &watch::Sender<Progress>,
+        how: How,
+    ) -> Result<(), PullError> {
+        let bytes = self.manifest(found).await?;
+        let (store, hash) = (self.store.clone(), found.manifest);
+        let fetch = Arc::new(blocking(move || store.fetch(bytes, hash, clock::now())).await?);
+        let have = fetch.have();
+        let sharing = self.share_partly(found.version, fetch.loaded().clone(), have.clone());
+        let mut run = Run::new(self, found, &fetch, &sharing, have, progress, how)?;
+        let ended = match run.complete().await {
+            Ok(()) => {
+                run.show(Phase::Finishing);
+                // What came last must be known before the links end: nobody else may have it yet.
+                run.tell_news();
+                run.links.clear();
+                let fetch = fetch.clone();
+                blocking(move || fetch.finish(clock::now())).await
+            }
+            Err(error) => Err(error),
+        };
+        if ended.is_err() {
+            self.end_sharing(found.version);
+        }
+        self.forget_sharing(found.version);
+        ended
+    }
+
+    /// The bytes of the manifest: from here, or from the first peer whose bytes have the right hash.
+    pub(super) async fn manifest(&self, found: &Found) -> Result<Vec<u8>, PullError> {
+        let (store, hash) = (self.store.clone(), found.manifest);
+        let here =
+            move || if store.has(hash)? { store.manifest_bytes(hash).map(Some) } else { Ok(None) };
+        if let Some(bytes) = blocking(here).await? {
+            return Ok(bytes);
+        }
+        let net = self.net()?;
+        for node in self.holders(found) {
+            match timeout(MANIFEST_PATIENCE, ask_manifest(&net, node, found)).await {
+                Ok(Some(bytes)) => return Ok(bytes),
+                _ => tracing::debug!(node = %node.short(), "no manifest from this peer"),
+            }
+        }
+        Err(PullError::Nobody { missing: 0 })
+    }
+}
+
+async fn ask_manifest(net: &Net, node: NodeId, found: &Found) -> Option<Vec<u8>> {
+    let header = encode(&Header::Manifest { version: found.version }).ok()?;
+    let _bulk = net.bulk(node);
+    let mut stream = net.open(node, header, Lane::Bulk).await.ok()?;
+    let bytes = stream.recv_frame(MAX_MANIFEST_BYTES).await.ok()??;
+    (Hash::of(&bytes) == found.manifest).then_some(bytes)
+}
+
+/// A pull while it runs.
+struct Run<'a> {
+    data: &'a Data,
+    found: &'a Found,
+    sharing: &'a Sharing,
+    swarm: Swarm,
+    links: BTreeMap<NodeId, Link>,
+    shared: Shared,
+    events: mpsc::Receiver<Event>,
+    /// Ends every link when the pull does.
+    tasks: JoinSet<()>,
+    /// What the linked peers are yet to be told that we have.
+    news: Vec<u32>,
+    fetched: u64,
+    wasted: u64,
+    progress: &'a watch::Sender<Progress>,
+    begun: std::time::Instant,
+    /// When something last came, or somebody was there to ask.
+    hopeful: std::time::Instant,
+    wait: Duration,
+}
+
+impl<'a> Run<'a> {
+    fn new(
+        data: &'a Data,
+        found: &'a Found,
+        fetch: &Arc<Fetch>,
+        sharing: &'a Sharing,
+        have: Bitmap,
+        progress: &'a watch::Sender<Progress>,
+        how: How,
+    ) -> Result<Self, PullError> {
+        let lengths: Arc<[u32]> =
+            sharing.loaded.manifest().chunks().map(|chunk| chunk.bytes).collect();
+        let (sender, events) = mpsc::channel(MAX_EVENTS);
+        let (me, version) = (data.whoami.node, found.version);
+        let swarm =
+            Swarm::new(me, version, &lengths, have, fastrand::u64(..), swarm::Settings::default());
+        let now = clock::steady();
+        let shared = Shared {
+            net: data.net()?,
+            version,
+            lengths,
+            fetch: fetch.clone(),
+            events: sender,
+            writes: Arc::new(Semaphore::new(MAX_WRITES)),
+            pace: how.limit.map(|rate| Arc::new(Pace::new(rate))),
+        };
+        Ok(Self {
+            data,
+            found,
+            sharing,
+            swarm,
+            links: BTreeMap::new(),
+            shared,
+            events,
+            tasks: JoinSet::new(),
+            news: Vec::new(),
+            fetched: 0,
+            wasted: 0,
+            progress,
+            begun: now,
+            hopeful: now,
+            wait: how.wait,
+        })
+    }
+
+    fn now(&self) -> Time {
+        let since = clock::steady().saturating_duration_since(self.begun);
+        Time(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+    }
+
+    async fn complete(&mut self) -> Result<(), PullError> {
+        let mut looks = interval(LOOK);
+        looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            let plan = self.swarm.poll(self.now());
+            if plan.done {
+                return Ok(());
+            }
+            let wake_at = plan.wake_at;
+            self.carry_out(plan);
+            let wait =
+                wake_at.map_or(LOOK, |at| Duration::from_millis(at.0.saturating_sub(self.now().0)));
+            tokio::select! {
+                event = self.events.recv() => {
+                    // `shared` holds a sender.
+                    let Some(event) = event else { return Err(PullError::Stopping) };
+                    self.on_event(event)?;
+                    // What came meanwhile is planned for together.
+                    while let Ok(event) = self.events.try_recv() {
+                        self.on_event(event)?;
+                    }
+                }
+                () = sleep(wait) => {}
+                _ = looks.tick() => self.look()?,
+            }
+        }
+    }
+
+    fn carry_out(&mut self, plan: swarm::Plan) {
+        let swarm::Plan { asks, cancels, link, drop, done: _, wake_at: _ } = plan;
+        for node in drop {
+            self.links.remove(&node);
+        }
+        for node in link {
+            let (sender, asks) = mpsc::channel(MAX_ASKS);
+            self.links.insert(node, Link { asks: sender });
+            self.tasks.spawn(link_to(self.shared.clone(), node, asks));
+        }
+        for (node, number) in cancels {
+            self.say(node, Ask::Cancel(number));
+        }
+        for (node, ask) in asks {
+            self.say(
+                node,
+                match ask {
+                    swarm::Ask::Chunk(number) => Ask::Chunk(number),
+                    swarm::Ask::Any(count) => Ask::Any(count),
+                },
+            );
+        }
+    }
+
+    /// A link that does not even take what is to be asked is as good as gone.
+    fn say(&mut self, node: NodeId, ask: Ask) {
+        let full = self.links.get(&node).is_some_and(|link| link.asks.try_send(ask).is_err());
+        if full && self.links.remove(&node).is_some() {
+            self.swarm.on_gone(self.now(), node);
+        }
+    }
+
+    fn on_event(&mut self, event: Event) -> Result<(), PullError> {
+        let now = self.now();
+        match event {
+            // Of one that was dropped meanwhile nothing counts any more.
+            Event::Map(node, map) if self.links.contains_key(&node) => {
+                self.hopeful = clock::steady();
+                self.swarm.on_peer(now, node, map);
+                let have: Vec<u32> = self.swarm.have().present().map(|n| n as u32).collect();
+                for part in have.chunks(MAX_NAMED) {
+                    self.say(node, Ask::Have(part.to_vec()));
+                }
+            }
+            Event::Map(..) => {}
+            Event::Have(node, chunks) => self.swarm.on_have(node, &chunks),
+            Event::Written { node, number, bytes, result } => {
+                self.on_written(now, node, number, u64::from(bytes), result)?;
+            }
+            Event::Refused(node, number) => self.swarm.on_refused(now, node, number),
+            Event::Began(node, number) => self.swarm.on_began(now, node, number),
+            Event::Nothing(node) => self.swarm.on_nothing(node),
+            Event::Others(nodes) => self.swarm.on_others(&nodes),
+            Event::Gone(node) => {
+                if self.links.remove(&node).is_some() {
+                    self.swarm.on_gone(now, node);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn on_written(
+        &mut self,
+        now: Time,
+        node: NodeId,
+        number: u32,
+        bytes: u64,
+        result: Result<Wrote, StoreError>,
+    ) -> Result<(), PullError> {
+        self.fetched += bytes;
+        self.data.fetched_bytes.fetch_add(bytes, std::sync::atomic::Ordering::Relaxed);
+        match result {
+            Ok(Wrote::New(places)) => {
+                self.hopeful = clock::steady();
+                self.swarm.on_chunk(now, node, number, true);
+                self.came(number);
+                if places > 1 {
+                    // The same bytes stand in other places, too.
+                    for also in self.shared.fetch.same_as(number as usize) {
+                        self.swarm.on_here(also);
+                        self.came(also);
+                    }
+                }
+                Ok(())
+            }
+            Ok(Wrote::Had) => {
+                self.wasted += bytes;
+                self.swarm.on_chunk(now, node, number, true);
+                Ok(())
+            }
+            Err(StoreError::WrongChunk { .. }) => {
+                tracing::warn!(peer = %node.short(), chunk = number, "a peer sent wrong bytes: it is left");
+                self.wasted += bytes;
+                self.links.remove(&node);
+                self.swarm.on_chunk(now, node, number, false);
+                Ok(())
+            }
+            Err(error) => Err(PullError::of(&error)),
+        }
+    }
+
+    /// A chunk is here: others may have it, and should know.
+    fn came(&mut self, number: u32) {
+        self.sharing.on_here(&[number]);
+        self.news.push(number);
+    }
+
+    /// Looks who holds it now, tells the others what came, and whether there is hope.
+    fn look(&mut self) -> Result<(), PullError> {
+        let holders = self.data.holders(self.found);
+        self.swarm.on_sources(&holders);
+        self.tell_news();
+        for link in
+            self.shared.net.links().iter().filter(|link| self.links.contains_key(&link.node))
+        {
+            self.swarm.on_rtt(link.node, link.rtt);
+        }
+        self.show(Phase::Chunks);
+        let forsaken = clock::steady().saturating_duration_since(self.hopeful) > self.wait;
+        match forsaken && self.swarm.progress().peers == 0 {
+            true => Err(PullError::Nobody { missing: self.swarm.have().missing().count() }),
+            false => Ok(()),
+        }
+    }
+
+    /// Says what has come to those who are linked.
+    fn tell_news(&mut self) {
+        let news = std::mem::take(&mut self.news);
+        let nodes: Vec<NodeId> = self.links.keys().copied().collect();
+        for part in news.chunks(MAX_NAMED) {
+            for node in &nodes {
+                self.say(*node, Ask::Have(part.to_vec()));
+            }
+        }
+    }
+
+    fn show(&self, phase: Phase) {
+        let here = self.swarm.have().present();
+        let bytes =
+            here.filter_map(|n| self.shared.lengths.get(n)).map(|bytes| u64::from(*bytes)).sum();
+        let total = self.shared.lengths.iter().map(|bytes| u64::from(*bytes)).sum();
+        let peers = self.swarm.progress().peers;
+        let (fetched, wasted) = (self.fetched, self.wasted);
+        self.progress.send_replace(Progress {
+            phase,
+            bytes,
+            total: Some(total),
+            fetched,
+            wasted,
+            peers,
+        });
+    }
+}
+
+/// A link to a peer, from its first word to its last.
+async fn link_to(shared: Shared, node: NodeId, asks: mpsc::Receiver<Ask>) {
+    let why = speak(&shared, node, asks).await;
+    tracing::debug!(peer = %node.short(), why, "a link has ended");
+    // Whoever reads may have gone.
+    let _ = shared.events.send(Event::Gone(node)).await;
+}
+
+async fn speak(shared: &Shared, node: NodeId, mut asks: mpsc::Receiver<Ask>) -> &'static str {
+    let Ok(header) = encode(&Header::Swarm { version: shared.version }) else {
+        return "our header";
+    };
+    // From here on it may have much more under way.
+    let _bulk = shared.net.bulk(node);
+    let Ok(stream) = shared.net.open(node, header, Lane::Bulk).await else { return "unreachable" };
+    let (mut send, receive) = stream.split();
+    let write = async {
+        while let Some(ask) = asks.recv().await {
+            let Ok(bytes) = encode(&ask) else { return "our own words" };
+            if send.send_frame(&bytes).await.is_err() {
+                return "it takes no more asks";
+            }
+        }
+        send.finish();
+        "it is not needed any more"
+    };
+    tokio::select! {
+        why = write => why,
+        why = listen(shared, node, receive) => why,
+    }
+}
+
+async fn listen(shared: &Shared, node: NodeId, mut receive: ReceiveHalf) -> &'static str {
+    let count = shared.lengths.len();
+    loop {
+        let frame = match timeout(SILENT, receive.recv_frame(MAX_GIVE_BYTES)).await {
+            Ok(Ok(Some(bytes))) => bytes,
+            Ok(_) => return "it has ended",
+            Err(_) => return "it is silent",
+        };
+        let Ok(give) = decode::<Give>(&frame) else { return "it speaks nonsense" };
+        let event = match give {
+            Give::Map(bytes) => match Bitmap::from_bytes(count, &bytes) {
+                Ok(map) => Event::Map(node, map),
+                Err(_) => return "a map of another version",
+            },
+            Give::Have(chunks) if chunks.len() <= MAX_NAMED => Event::Have(node, chunks),
+            Give::Others(nodes) if nodes.len() <= MAX_OTHERS => Event::Others(nodes),
+            Give::Have(_) | Give::Others(_) => return "too many at once",
+            Give::Refused(number) => Event::Refused(node, number),
+            Give::Nothing => Event::Nothing(node),
+            Give::Chunk { number, bytes } => {
+                let length = shared.lengths.get(number as usize).copied();
+                if length != Some(bytes) {
+                    return "a chunk of another length";
+                }
+                if let Some(pace) = &shared.pace {
+                    pace.take(u64::from(bytes)).await;
+                }
+                let began = || Event::Began(node, number);
+                if shared.events.send(began()).await.is_err() {
+                    return "the pull has ended";
+                }
+                let mut body = vec![0; bytes as usize];
+                let (mut filled, mut told) = (0, clock::steady());
+                while filled < body.len() {
+                    match timeout(SILENT, receive.read(&mut body[filled..])).await {
+                        Ok(Ok(read)) if read > 0 => filled += read,
+                        _ => return "it ended inside a chunk",
+                    }
+                    if told.elapsed() > STILL_COMING {
+                        told = clock::steady();
+                        // Told again a moment later if nobody has room to hear it.
+                        let _ = shared.events.try_send(began());
+                    }
+                }
+                let Ok(permit) = shared.writes.clone().acquire_owned().await else {
+                    return "stopping";
+                };
+                let (fetch, events) = (shared.fetch.clone(), shared.events.clone());
+                tokio::task::spawn_blocking(move || {
+                    let result = fetch.write(number as usize, &body);
+                    drop(permit);
+                    // A pull that has ended does not look any more.
+                    let _ = events.blocking_send(Event::Written { node, number, bytes, result });
+                });
+                continue;
+            }
+        };
+        if shared.events.send(event).await.is_err() {
+            return "the pull has ended";
+        }
+    }
+}
+
+/// So many bytes a second, and a second's worth at once.
+struct Pace {
+    rate: u64,
+    /// When all that was taken so far is paid for.
+    paid: std::sync::Mutex<std::time::Instant>,
+}
+
+impl Pace {
+    fn new(rate: u64) -> Self {
+        Self { rate, paid: std::sync::Mutex::new(clock::steady()) }
+    }
+
+    async fn take(&self, bytes: u64) {
+        let now = clock::steady();
+        let ahead = {
+            let mut paid = super::lock(&self.paid);
+            *paid =
+                (*paid).max(now) + Duration::from_secs_f64(bytes as f64 / self.rate.max(1) as f64);
+            paid.saturating_duration_since(now)
+        };
+        sleep(ahead.saturating_sub(Duration::from_secs(1))).await;
+    }
+}
+
+impl PullError {
+    pub(super) fn of(error: &StoreError) -> Self {
+        match error {
+            StoreError::NoSpace { .. } => PullError::Full,
+            error => PullError::Store(crate::data::chain(error)),
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! Puts a directory into the mesh as a new version of a name.
+//!
+//! ```text
+//!  read, cut, hash, store ─► the same as the last version? ─► done, nothing is new
+//!                         ─► VersionNew (compare-and-set on the number) ─► wait for a majority of the copies
+//! ```
+//!
+//! Interrupted before the version is in the state, a push leaves chunks that the next try finds; after
+//! that, the copies are made without it.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use mesh_consensus::id::{PartyId, VersionId};
+use mesh_storage::import::{self, ImportError, Imported};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep};
+
+use super::catalogue::{Known, Visibility};
+use super::{Data, keep};
+use crate::clock;
+use crate::handle::{Ask, WriteError};
+use crate::seal::{PrivateVersion, Record, Spot, seal};
+use crate::state::command::Act;
+use crate::state::data::{
+    Body, DataRef, Lineage, Listing, Note, Pick, Plain, Readers, Sealed, VersionNew,
+};
+use crate::state::name::Name;
+use crate::state::refusal::Refusal;
+
+/// How often a number is tried that somebody else takes first.
+const TRIES: usize = 16;
+/// How often it is looked whether there are enough copies.
+const LOOK: Duration = Duration::from_millis(100);
+/// Copies of a version, where nobody says otherwise.
+pub const COPIES: u8 = 3;
+
+/// What to push, and for whom.
+#[derive(Debug, Clone)]
+pub struct Wish {
+    /// A directory or a file on this machine.
+    pub path: PathBuf,
+    /// What to call it.
+    pub name: Name,
+    /// Who may read it; `None`: everybody in a mesh of one party, else one's own party.
+    pub visibility: Option<Visibility>,
+    /// How many copies there should be.
+    pub copies: u8,
+    /// Whether the files stay where they are, and are served from there.
+    pub in_place: bool,
+    /// Whether links that lead elsewhere are followed.
+    pub follow: bool,
+    /// Whether to return before there are copies elsewhere.
+    pub no_wait: bool,
+    /// What it was made from.
+    pub lineage: Lineage,
+    /// What else is to be said of it.
+    pub note: Note,
+}
+
+/// How far a push is.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Progress {
+    /// Whether it waits for copies, and has read everything.
+    pub waits: bool,
+    /// Bytes that were read.
+    pub bytes: u64,
+    /// Of so many, as far as is known.
+    pub total_bytes: Option<u64>,
+    /// Files that were read.
+    pub files: u64,
+    /// Copies that are durable.
+    pub copies: usize,
+    /// Of so many that are wanted.
+    pub copies_wanted: usize,
+}
+
+/// What a push came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pushed {
+    /// The version.
+    pub known: Known,
+    /// Whether it was there already.
+    pub unchanged: bool,
+    /// Bytes that were new to this node's store.
+    pub new_bytes: u64,
+    /// Why there are fewer copies than a majority, if so.
+    pub shortfall: Option<String>,
+}
+
+/// Why nothing was pushed.
+#[derive(Debug, thiserror::Error)]
+pub enum PushError {
+    /// Reading or storing.
+    #[error(transparent)]
+    Import(#[from] ImportError),
+    /// The mesh did not take it.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+    /// Others keep taking the number.
+    #[error("others push {0} at the same time, again and again")]
+    Race(Name),
+    /// Private, and this node cannot seal.
+    #[error("this node does not have its party's sealing secret yet")]
+    NoSecret,
+    /// The node stops, or knows nothing yet.
+    #[error("this node does not know the mesh yet, or is stopping")]
+    NotNow,
+    /// The one who pushes has gone.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+impl Data {
+    /// Pushes. Once `cancel` is set it ends soon.
+    pub async fn push(
+        &self,
+        wish: Wish,
+        progress: &watch::Sender<Progress>,
+        cancel: Arc<AtomicBool>,
+    ) -> Result<Pushed, PushError> {
+        let imported = self.import(&wish, progress, cancel).await?;
+        let (known, unchanged) = self.publish(&wish, &imported).await?;
+        if let Some(found) = self.find(known.id).await {
+            // In place of what `keep` would do a moment later.
+            keep::pin(self, &found).await;
+        }
+        let shortfall =
+            if wish.no_wait { None } else { self.wait_for_copies(&known, progress).await };
+        let known = self.known(known.id).await.unwrap_or(known);
+        Ok(Pushed { known, unchanged, new_bytes: imported.new_bytes, shortfall })
+    }
+
+    async fn import(
+        &self,
+        wish: &Wish,
+        progress: &watch::Sender<Progress>,
+        cancel: Arc<AtomicBool>,
+    ) -> Result<Imported, PushError> {
+        let (store, path, sender) = (self.store.clone(), wish.path.clone(), progress.clone());
+        let (in_place, follow) = (wish.in_place, wish.follow);
+        let work = move || {
+            let show = |now: import::Progress| {
+                sender.send_modify(|progress| {
+                    progress.bytes = now.bytes;
+                    progress.files = now.files;
+                    progress.total_bytes = Some(now.bytes_total);
+                });
+            };
+            let options =
+                import::Options { in_place, follow, progress: Some(&show), cancel: Some(&cancel) };
+            import::import(&store, &path, options, clock::now())
+        };
+        let imported = tokio::task::spawn_blocking(work).await.map_err(|_| PushError::NotNow)?;
+        imported.map_err(|error| match error {
+            ImportError::Cancelled => PushError::Interrupted,
+            error => PushError::Import(error),
+        })
+    }
+
+    /// Makes it a version, unless the last one is the same.
+    async fn publish(&self, wish: &Wish, imported: &Imported) -> Result<(Known, bool), PushError> {
+        let party = self.own_party().ok_or(PushError::NotNow)?;
+        let parties = self.shown.roster.borrow().parties.len();
+        let visibility = wish.visibility.clone().unwrap_or(match parties {
+            1 => Visibility::Open,
+            _ => Visibility::Private,
+        });
+        for _ in 0..TRIES {
+            let latest = DataRef { party: None, name: wish.name.clone(), pick: Pick::Latest };
+            if let Ok(last) = self.resolve(&latest).await
+                && last.manifest == Some(imported.hash)
+                && last.visibility == visibility
+            {
+                return Ok((last, true));
+            }
+            let id = VersionId(crate::random());
+            let act = self.version(wish, imported, party, &visibility, id).await?;
+            match self.writer.write(vec![Ask { act, signed: false }]).await {
+                Ok(_) => {
+                    let known = self.known(id).await.ok_or(PushError::NotNow)?;
+                    return Ok((known, false));
+                }
+                Err(WriteError::Refused {
+                    refusal: Refusal::NumberTaken | Refusal::SealedChanged,
+                    ..
+                }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(PushError::Race(wish.name.clone()))
+    }
+
+    async fn version(
+        &self,
+        wish: &Wish,
+        imported: &Imported,
+        party: PartyId,
+        visibility: &Visibility,
+        id: VersionId,
+    ) -> Result<Act, PushError> {
+        let private = self.private().await.ok_or(PushError::NotNow)?;
+        let (name, view) = (wish.name.clone(), private.clone());
+        let number = self.look(move |state| view.next_number(state, party, &name)).await;
+        let number = number.ok_or(PushError::NotNow)?;
+        let (bytes, files) = (imported.bytes, imported.files);
+        let (name, lineage, manifest) = (wish.name.clone(), wish.lineage.clone(), imported.hash);
+        let plain = |readers: Readers| {
+            let (name, lineage) = (name.clone(), lineage.clone());
+            Body::Plain(Plain { name, number, manifest, bytes, files, readers, lineage })
+        };
+        let body = match visibility {
+            Visibility::Open => plain(Readers::Everyone),
+            Visibility::Shared(some) => plain(Readers::Parties(some.iter().copied().collect())),
+            Visibility::Private | Visibility::Listed => {
+                let secret = self.sealing_secret().await.ok_or(PushError::NoSecret)?;
+                let note = wish.note.clone();
+                let listing = matches!(visibility, Visibility::Listed).then(|| Listing {
+                    name: name.clone(),
+                    number,
+                    bytes,
+                    files,
+                    note: note.clone(),
+                });
+                let version =
+                    PrivateVersion { name, number, manifest, bytes, files, lineage, note };
+                let spot = Spot { mesh: self.whoami.mesh, party, id };
+                let record = seal(&Record::Version(version), &secret, &spot);
+                Body::Sealed(Sealed { record, listing })
+            }
+        };
+        let revision = body.is_sealed().then(|| private.revision());
+        let holders = BTreeSet::from([self.whoami.node]);
+        Ok(VersionNew { party, id, revision, copies: wish.copies, holders, body }.into())
+    }
+
+    /// Waits until a majority of the copies is durable. Says why not, if too few nodes could have one.
+    async fn wait_for_copies(
+        &self,
+        known: &Known,
+        progress: &watch::Sender<Progress>,
+    ) -> Option<String> {
+        let wanted = usize::from(known.copies);
+        let enough = wanted / 2 + 1;
+        let begun = Instant::now();
+        loop {
+            let now = self.known(known.id).await?;
+            let copies = now.holders.len();
+            progress.send_modify(|progress| {
+                progress.waits = true;
+                (progress.copies, progress.copies_wanted) = (copies, wanted);
+            });
+            if copies >= enough {
+                return None;
+            }
+            let able = self.able_to_hold(known.id).await;
+            // Somebody may be about to join, or to wake up; not for long.
+            if copies + able < enough && begun.elapsed() > Duration::from_secs(2) {
+                let more = enough - copies;
+                return Some(format!(
+                    "{copies} of {wanted} copies: {more} more should stand before a node is lost, and {} can have one now",
+                    match able {
+                        0 => "no other node".to_owned(),
+                        1 => "1 other node".to_owned(),
+                        n => format!("{n} other nodes"),
+                    }
+                ));
+            }
+            sleep(LOOK).await;
+        }
+    }
+}
+
+/// Sets a flag when it is dropped: whoever waits for a push has gone.
+pub struct Cancel(pub Arc<AtomicBool>);
+
+impl Drop for Cancel {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}

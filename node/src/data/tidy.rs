@@ -1,0 +1,161 @@
+//! Keeps the store sound and small: reads it again bit by bit, mends what is damaged, drops what nobody needs.
+//!
+//! - **Scrub.** A little is read every minute; what does not hash to its name goes into quarantine. A version that
+//!   this node is counted on for is fetched anew, and if that fails the state is told that the copy is lost.
+//! - **Forget.** The bytes of a version that is no longer in the state are deleted, unless somebody uses or pinned
+//!   them. A version that the state no longer counts on here may be evicted.
+//! - **Evict.** When the disk is fuller than [`HIGH`], what was not used for the longest time goes until it is
+//!   at [`LOW`]. What is counted on, pinned or in use stays.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use mesh_consensus::id::{Hash, VersionId};
+use tokio::time::sleep;
+
+use super::keep::HELD;
+use super::pull::How;
+use super::{Data, blocking};
+use crate::clock;
+use crate::handle::{Ask, Handle};
+use crate::state::command::Act;
+use crate::state::data::{Claim, Hold};
+
+/// How often it looks after the store.
+const EVERY: Duration = Duration::from_secs(60);
+/// Bytes that are read again each time: a terabyte in eleven days.
+const SCRUB_BYTES: u64 = 64 << 20;
+/// Above this share of the disk, in percent, something has to go …
+const HIGH: u64 = 80;
+/// … until this is reached.
+const LOW: u64 = 60;
+/// However long nothing seems wrong, what is counted on is looked for again after so many rounds.
+const LOOK_AGAIN: u32 = 10;
+
+/// Runs for as long as the node does.
+pub(crate) async fn run(handle: Handle) {
+    let data = handle.data.clone();
+    let mut unspoken = BTreeSet::new();
+    let mut losses = None;
+    for round in 0u32.. {
+        let now = data.store.losses();
+        if losses != Some(now) || round.is_multiple_of(LOOK_AGAIN) {
+            losses = Some(now);
+            data.mend().await;
+        }
+        sleep(every()).await;
+        let store = data.store.clone();
+        match blocking(move || store.scrub(SCRUB_BYTES, clock::now())).await {
+            Ok(scrubbed) => {
+                for object in scrubbed.damaged {
+                    tracing::warn!(%object, "an object was damaged on disk, and is in quarantine");
+                }
+            }
+            Err(error) => tracing::warn!(%error, "the store could not be read again"),
+        }
+        // What the mesh has agreed on must be known here before anything is deleted for not being in it.
+        if handle.barrier().await.is_ok() {
+            unspoken = data.forget(&unspoken).await;
+        }
+        data.make_room().await;
+    }
+}
+
+/// Tests of real processes cannot wait for minutes.
+fn every() -> Duration {
+    match std::env::var("MESH_TEST_WAITS").as_deref() {
+        Ok("short") => Duration::from_secs(2),
+        _ => EVERY,
+    }
+}
+
+impl Data {
+    /// Fetches anew what this node is counted on for and does not have, or says that it is lost.
+    async fn mend(&self) {
+        let me = self.whoami.node;
+        let held = self.look(move |state| state.held_by(me).map(|(id, _)| id).collect());
+        let held: Vec<VersionId> = held.await.unwrap_or_default();
+        for version in held {
+            let Some(found) = self.find(version).await else { continue };
+            if self.is_here(&found).await {
+                continue;
+            }
+            tracing::warn!(%version, "a copy that is counted on is not whole");
+            if self.bring(&found, How::default(), |_| {}).await.is_ok() {
+                continue;
+            }
+            let act = Act::Hold(Hold { id: version, claim: Claim::Lost });
+            if let Err(error) = self.writer.write(vec![Ask { act, signed: false }]).await {
+                tracing::debug!(%version, %error, "it could not be said that a copy is lost");
+            }
+        }
+    }
+
+    /// Lets go of what the state does not speak of any more, and did not when this was last asked. Gives what it does
+    /// not speak of now.
+    async fn forget(&self, before: &BTreeSet<Hash>) -> BTreeSet<Hash> {
+        let (Some(known), Some(private)) = (self.catalogue().await, self.private().await) else {
+            return BTreeSet::new();
+        };
+        if self.sealing_secret().await.is_none() || private.unopened() > 0 {
+            // Some of what is here may belong to records that cannot be read.
+            return BTreeSet::new();
+        }
+        let spoken_of: BTreeSet<Hash> = known.iter().filter_map(|one| one.manifest).collect();
+        let counted_on = known.iter().filter(|one| one.holders.contains(&self.whoami.node));
+        let counted_on: BTreeSet<Hash> = counted_on.filter_map(|one| one.manifest).collect();
+        let (store, before) = (self.store.clone(), before.clone());
+        let done = blocking(move || {
+            let mut unspoken = BTreeSet::new();
+            for held in store.list()? {
+                let hash = held.hash;
+                if held.pins.iter().any(|pin| pin == HELD) && !counted_on.contains(&hash) {
+                    store.unpin(hash, HELD)?;
+                }
+                let others = held.pins.iter().any(|pin| pin != HELD);
+                if spoken_of.contains(&hash) || others || held.leases > 0 {
+                    continue;
+                }
+                unspoken.insert(hash);
+                if before.contains(&hash) {
+                    match store.remove(hash) {
+                        Ok(bytes) => {
+                            tracing::info!(manifest = %hash, bytes, "what is no longer in the mesh was deleted")
+                        }
+                        // Somebody has begun to use it.
+                        Err(error) => tracing::debug!(manifest = %hash, %error, "it stays for now"),
+                    }
+                }
+            }
+            Ok(unspoken)
+        });
+        done.await.unwrap_or_else(|error| {
+            tracing::warn!(%error, "the store could not be tidied");
+            BTreeSet::new()
+        })
+    }
+
+    /// Evicts, if the disk is too full.
+    async fn make_room(&self) {
+        let Some((total, free)) = self.disk() else { return };
+        let used = total.saturating_sub(free);
+        if used.saturating_mul(100) <= total.saturating_mul(HIGH) {
+            return;
+        }
+        let wanted = used.saturating_sub(total / 100 * LOW);
+        let store = self.store.clone();
+        // What is counted on is pinned.
+        match blocking(move || store.evict(wanted, |_| true)).await {
+            Ok(evicted) if evicted.bytes > 0 => {
+                let (bytes, versions) = (evicted.bytes, evicted.manifests.len());
+                tracing::info!(
+                    bytes,
+                    versions,
+                    "evicted from the store, since the disk is nearly full"
+                );
+            }
+            Ok(_) => {}
+            Err(error) => tracing::warn!(%error, "nothing could be evicted from the store"),
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! What two nodes say to each other about a version, on a stream that one of them opened for it.
+//!
+//! ```text
+//!  puller                                             server
+//!    │ Header::Manifest { version } ───────────────────► │    then the bytes, then the end
+//!    │
+//!    │ Header::Swarm { version } ──────────────────────► │
+//!    │ ◄──────────────────────────────── Give::Map       │    what it has, once
+//!    │ Ask::Chunk 17, Ask::Any, Ask::Have … ───────────► │
+//!    │ ◄───── Give::Have, Give::Others, Give::Nothing …  │
+//!    │ ◄─────────────── Give::Chunk { 17, n } ‖ n bytes  │    in the order of the asks
+//! ```
+//!
+//! A server that has no such version, or none for this peer, ends the stream without a word. Every frame is
+//! small but the map; the bytes of a chunk follow their frame bare, so that they are copied once.
+
+use mesh_consensus::id::NodeId;
+use serde::{Deserialize, Serialize};
+
+/// Chunks that one frame may name.
+pub const MAX_NAMED: usize = 4096;
+/// Nodes that one frame may name.
+pub const MAX_OTHERS: usize = 64;
+/// A frame from a puller: it names chunks at most.
+pub const MAX_ASK_BYTES: usize = 64 << 10;
+/// A frame from a server: a bitmap of the largest manifest, at most.
+pub const MAX_GIVE_BYTES: usize = 1 << 20;
+
+/// From the one who pulls.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Ask {
+    /// This chunk.
+    Chunk(u32),
+    /// A chunk of the server's choice that the puller lacks, so many times.
+    Any(u32),
+    /// This one no longer, if it is not on its way yet.
+    Cancel(u32),
+    /// The puller has these now.
+    Have(Vec<u32>),
+}
+
+/// From the one who serves.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Give {
+    /// What it has: a bit for each chunk.
+    Map(Vec<u8>),
+    /// And has now, too.
+    Have(Vec<u32>),
+    /// A chunk: so many bytes follow the frame.
+    Chunk {
+        /// Which.
+        number: u32,
+        /// How many bytes.
+        bytes: u32,
+    },
+    /// It cannot give this chunk.
+    Refused(u32),
+    /// It has nothing to choose: every chunk is at some puller.
+    Nothing,
+    /// Who else pulls this version from it.
+    Others(Vec<NodeId>),
+}
