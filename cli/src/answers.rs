@@ -7,6 +7,11 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
+mod data;
+pub(crate) use data::{
+    Change, Dataset, Diff, Holder, Pulled, Pushed, Removed, Tagged, Usage, Verified,
+};
+
 /// A node or party by id and name.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]

@@ -7,8 +7,8 @@ use clap::error::{ContextKind, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::commands::{
-    completions, config, demo, doctor, down, init, join, leave, node, nodes, party, recover,
-    request, service, status, ticket, up,
+    Ending, completions, config, data, demo, doctor, down, init, join, leave, node, nodes, party,
+    recover, request, service, status, ticket, up,
 };
 use crate::report::{Code, Report};
 use crate::value;
@@ -24,6 +24,7 @@ Examples:
   mesh init                       the first machine of a mesh; prints a ticket
   mesh join mesh1-…               every other machine
   mesh nodes -w                   who is there, live
+  mesh data push ./mnist          a dataset that every machine can pull
   mesh doctor                     what is wrong, and what to do about it
   mesh help ticket                more about one command
 
@@ -35,8 +36,8 @@ The node's directory is --dir, or MESH_DIR, or /var/lib/mesh for root, or ~/.loc
 
 /// Commands that the documents speak of and this version does not have. A test keeps this list
 /// apart from the commands that exist.
-const TO_COME: [&str; 11] =
-    ["submit", "plan", "jobs", "logs", "stop", "wait", "explain", "exec", "cp", "port", "data"];
+const TO_COME: [&str; 10] =
+    ["submit", "plan", "jobs", "logs", "stop", "wait", "explain", "exec", "cp", "port"];
 
 /// Turns machines into one training fleet with no master.
 #[derive(Debug, Parser)]
@@ -99,6 +100,9 @@ pub(crate) enum Command {
     /// One node: show, rm, drain, label, logs
     #[command(subcommand, after_help = node::EXAMPLES)]
     Node(node::Verb),
+    /// Datasets: push, pull, ls, show, log, diff, tag, share, unshare, pin, rm, verify, du
+    #[command(subcommand, after_help = data::EXAMPLES)]
+    Data(data::Verb),
     /// Tickets that let machines join: new, ls, revoke
     #[command(subcommand, after_help = ticket::EXAMPLES)]
     Ticket(ticket::Verb),
@@ -146,13 +150,13 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// Whether it goes on until somebody stops it: then Ctrl-C is how it ends, not a failure to
-    /// explain.
-    pub(crate) fn follows(&self) -> bool {
+    /// What it means if somebody stops it.
+    pub(crate) fn ending(&self) -> Ending {
         match self {
-            Self::Nodes(nodes) => nodes.watch,
-            Self::Node(node::Verb::Logs(logs)) => logs.follow,
-            _ => false,
+            Self::Nodes(nodes) if nodes.watch => Ending::Followed,
+            Self::Node(node::Verb::Logs(logs)) if logs.follow => Ending::Followed,
+            Self::Data(verb) if verb.moves_data() => Ending::Resumes,
+            _ => Ending::Broken,
         }
     }
 }

@@ -127,7 +127,22 @@ impl Api {
 
     /// Reads what has no end: one line after another.
     pub(crate) async fn lines(&self, path: &str) -> Result<Lines, Report> {
-        let response = match timeout(PATIENCE, self.send(Method::GET, path, None)).await {
+        self.stream(Method::GET, path, None).await
+    }
+
+    /// Does something that takes its time, and reads how it goes. Dropping the lines closes the connection, and with
+    /// it the node stops.
+    pub(crate) async fn post_lines(&self, path: &str, body: Value) -> Result<Lines, Report> {
+        self.stream(Method::POST, path, Some(body)).await
+    }
+
+    async fn stream(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<Value>,
+    ) -> Result<Lines, Report> {
+        let response = match timeout(PATIENCE, self.send(method, path, body)).await {
             Ok(response) => response?,
             Err(_) => {
                 let cause = "the node took the question and said nothing";
@@ -274,7 +289,7 @@ fn no_node(place: &Place, error: &io::Error) -> Report {
 }
 
 /// The connection broke, or what came is not HTTP.
-fn broken(cause: impl Into<String>) -> Report {
+pub(crate) fn broken(cause: impl Into<String>) -> Report {
     Report::new(
         Code::Unavailable,
         "the node's answer broke off",
@@ -307,16 +322,21 @@ fn understand(status: StatusCode, path: &str, body: &[u8]) -> Result<Answer, Rep
             format!("asked for {path}: it may be another program, or mesh of another version");
         return Err(Report::new(by_status, message, cause, "mesh --version here and there"));
     };
+    Err(refusal(error, by_status))
+}
+
+/// A node's error in its own words; `otherwise` is its code if it names none that is known here.
+pub(crate) fn refusal(error: &Value, otherwise: Code) -> Report {
     let text = |field: &str, otherwise: &str| {
         let text = error[field].as_str().filter(|text| !text.trim().is_empty());
         text.unwrap_or(otherwise).to_owned()
     };
-    Err(Report {
-        code: error["code"].as_str().and_then(Code::named).unwrap_or(by_status),
+    Report {
+        code: error["code"].as_str().and_then(Code::named).unwrap_or(otherwise),
         message: text("message", "the node refused"),
         cause: text("cause", "no further reason is known"),
         hint: text("try", "mesh doctor"),
-    })
+    }
 }
 
 /// What a node answered: an object with an item or items.
@@ -326,6 +346,11 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
+    /// An answer that came as the last line of a stream.
+    pub(crate) fn new(body: Value) -> Self {
+        Self { body }
+    }
+
     /// As it came, for `--json`.
     pub(crate) fn json(&self) -> &Value {
         &self.body

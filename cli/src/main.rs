@@ -69,6 +69,10 @@ fn on_no_command(answer: &clap::Error, json: bool) -> Outcome {
         }
         // Clap itself asks the terminal and NO_COLOR whether to use colour.
         ErrorKind::DisplayHelp => written(answer.print()),
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand if json => {
+            let cause = "this command takes another after it";
+            Err(Report::new(Code::Usage, "what to do is missing", cause, "the same with --help"))
+        }
         // The bare `mesh`: help on standard error, because nothing that was asked for was done.
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             written(answer.print())?;

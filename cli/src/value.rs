@@ -1,4 +1,4 @@
-//! What is typed as a value: durations, sizes, names, addresses, labels.
+//! What is typed as a value: durations, sizes, names, datasets, addresses, labels.
 //!
 //! Each parser takes one word and says in its error what it would have taken. The rules are those of
 //! the conventions; whether a name is free or a node exists is for the node to say.
@@ -101,6 +101,94 @@ pub(crate) fn reference(word: &str) -> Result<String, ValueError> {
     }
     wanted("it takes a name, an id, or the beginning of an id (see mesh nodes)")
 }
+
+/// A dataset: `[party/]name[@N|:tag]`. Each part is plain enough to stand in a query as it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct DataRef {
+    /// Whose; `None` is this node's party.
+    pub(crate) party: Option<String>,
+    /// What it is called.
+    pub(crate) name: String,
+    /// Which version; `None` leaves it to the command: the newest, or all.
+    pub(crate) pick: Option<Pick>,
+}
+
+/// Which version of a dataset.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Pick {
+    /// `@3`.
+    Version(u64),
+    /// `:clean`.
+    Tag(String),
+}
+
+impl DataRef {
+    /// This version of the same name.
+    pub(crate) fn at(&self, version: u64) -> Self {
+        Self { pick: Some(Pick::Version(version)), ..self.clone() }
+    }
+}
+
+impl FromStr for DataRef {
+    type Err = ValueError;
+
+    fn from_str(word: &str) -> Result<Self, ValueError> {
+        let rule =
+            "a dataset is [PARTY/]NAME, [PARTY/]NAME@VERSION or [PARTY/]NAME:TAG, in a-z 0-9 . _ -";
+        let part = |word: &str| name(word).or_else(|_| wanted(rule));
+        let (party, rest) = match word.split_once('/') {
+            Some((party, rest)) => (Some(part(party)?), rest),
+            None => (None, word),
+        };
+        let (plain, pick) = if let Some((plain, number)) = rest.split_once('@') {
+            let digits = number.bytes().all(|byte| byte.is_ascii_digit());
+            match number.parse() {
+                Ok(version) if digits && version > 0 => (plain, Some(Pick::Version(version))),
+                _ => return wanted("a version is a number from 1: NAME@3; a tag is NAME:TAG"),
+            }
+        } else if let Some((plain, tag)) = rest.split_once(':') {
+            (plain, Some(Pick::Tag(part(tag)?)))
+        } else {
+            (rest, None)
+        };
+        Ok(Self { party, name: part(plain)?, pick })
+    }
+}
+
+impl std::fmt::Display for DataRef {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if let Some(party) = &self.party {
+            write!(f, "{party}/")?;
+        }
+        f.write_str(&self.name)?;
+        match &self.pick {
+            Some(Pick::Version(version)) => write!(f, "@{version}"),
+            Some(Pick::Tag(tag)) => write!(f, ":{tag}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A dataset with all its versions: `[party/]name`.
+pub(crate) fn data_name(word: &str) -> Result<DataRef, ValueError> {
+    match word.parse()? {
+        whole @ DataRef { pick: None, .. } => Ok(whole),
+        DataRef { .. } => wanted("it takes the name alone, without a version or a tag"),
+    }
+}
+
+/// Where a tag stands: at a version, or `none` for nowhere.
+pub(crate) fn expected(word: &str) -> Result<Expected, ValueError> {
+    match (word, word.trim_start_matches('@').parse()) {
+        ("none", _) => Ok(Expected(None)),
+        (_, Ok(version)) => Ok(Expected(Some(version))),
+        _ => wanted("it takes the version at which the tag stands now, or none if it is new"),
+    }
+}
+
+/// What [`expected`] reads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Expected(pub(crate) Option<u64>);
 
 /// An address, and a port if one was given: `10.0.0.5`, `10.0.0.5:7000`, `::1`, `[::1]:0`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -243,6 +331,49 @@ mod tests {
         for word in ["", "..", "../x", "a/b", "a?b", "a b", "a%2f", &"f".repeat(65)] {
             assert!(reference(word).is_err(), "{word:?}");
         }
+    }
+
+    #[test]
+    fn a_dataset_is_a_name_and_maybe_a_party_a_version_or_a_tag() {
+        for word in ["mnist", "mnist@3", "mnist:clean", "clinic-a/xray", "each/xray:v1.0", "a/b@12"]
+        {
+            assert_eq!(word.parse::<DataRef>().unwrap().to_string(), word);
+        }
+        let whole: DataRef = "lab/mnist:clean".parse().unwrap();
+        assert_eq!(whole.at(7).to_string(), "lab/mnist@7");
+        for word in [
+            "",
+            "MNIST",
+            "a/b/c",
+            "/a",
+            "a/",
+            "a@",
+            "a@0",
+            "a@x",
+            "a@+3",
+            "a:",
+            "a@3:x",
+            "a:x@3",
+            "a:b:c",
+            "../a",
+            "./a",
+            "a b",
+            "a?b",
+            "a&b",
+            "a%2f",
+            "a@99999999999999999999",
+        ] {
+            assert!(word.parse::<DataRef>().is_err(), "{word:?}");
+        }
+        assert!(data_name("lab/mnist").is_ok());
+        assert!(data_name("mnist@3").is_err() && data_name("mnist:x").is_err());
+    }
+
+    #[test]
+    fn a_tag_is_expected_at_a_version_or_nowhere() {
+        assert_eq!(expected("3"), Ok(Expected(Some(3))));
+        assert_eq!(expected("none"), Ok(Expected(None)));
+        assert!(expected("").is_err() && expected("clean").is_err());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What people look at: tables that fit the terminal, times, sizes, colour.
+//! What people look at: tables that fit the terminal, bars, times, sizes, colour.
 //!
 //! Pure but for three questions to the terminal: is it one, how wide is it, is colour wanted. Whatever
 //! a node says is cleaned of control characters on its way here, because names of machines and GPUs
@@ -60,6 +60,36 @@ pub(crate) fn width() -> Option<usize> {
         return None;
     }
     crossterm::terminal::size().ok().map(|(columns, _)| usize::from(columns)).filter(|w| *w > 0)
+}
+
+/// Whether the terminal shows more than ASCII, by the locale: the first of these that is set decides.
+pub(crate) fn is_utf8(variable: impl Fn(&str) -> Option<String>) -> bool {
+    let set = |name: &&str| variable(name).filter(|value| !value.is_empty());
+    let locale = ["LC_ALL", "LC_CTYPE", "LANG"].iter().find_map(set).unwrap_or_default();
+    let locale = locale.to_ascii_lowercase();
+    locale.contains("utf-8") || locale.contains("utf8")
+}
+
+/// How much of a whole there is, as a bar. It is full only for all of it, and empty only for nothing.
+pub(crate) fn bar(part: u64, whole: u64, cells: usize, utf8: bool) -> String {
+    let (full, rest) = if utf8 { ("█", "░") } else { ("#", ".") };
+    let filled = match (part, whole) {
+        (part, whole) if part >= whole => cells,
+        (0, _) => 0,
+        (part, whole) => {
+            let share = (part as f64 / whole as f64 * cells as f64).round() as usize;
+            share.clamp(1, cells.saturating_sub(1).max(1))
+        }
+    };
+    full.repeat(filled) + &rest.repeat(cells - filled)
+}
+
+/// `40 %`: never a hundred before it is all.
+pub(crate) fn percent(part: u64, whole: u64) -> String {
+    if part >= whole {
+        return "100 %".into();
+    }
+    format!("{:.0} %", (part as f64 / whole as f64 * 100.0).floor())
 }
 
 /// One column of a table.

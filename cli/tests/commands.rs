@@ -8,6 +8,8 @@ use serde_json::{Value, json};
 
 mod canned;
 use canned::{mesh, node, remote, remote_for};
+#[path = "commands/data.rs"]
+mod data;
 
 fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).expect("mesh writes UTF-8")
@@ -591,6 +593,20 @@ fn every_command_has_examples() {
         "node drain",
         "node label",
         "node logs",
+        "data",
+        "data push",
+        "data pull",
+        "data ls",
+        "data show",
+        "data log",
+        "data diff",
+        "data tag",
+        "data share",
+        "data unshare",
+        "data pin",
+        "data rm",
+        "data verify",
+        "data du",
         "ticket",
         "ticket new",
         "ticket ls",

@@ -72,7 +72,7 @@ fn an_unknown_command_is_explained_with_the_nearest_known_one() {
 
 #[test]
 fn a_command_of_a_later_version_is_said_to_be_one() {
-    for name in ["submit job.toml", "jobs", "data push x", "exec gpu-1", "help plan"] {
+    for name in ["submit job.toml", "jobs", "exec gpu-1", "help plan"] {
         let output = mesh(name);
         assert_eq!(output.status.code(), Some(2), "{name}");
         let [error, _, hint] = error_of(&output);

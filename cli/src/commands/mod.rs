@@ -10,6 +10,7 @@ use crate::report::{Code, Outcome, Report};
 
 pub(crate) mod completions;
 pub(crate) mod config;
+pub(crate) mod data;
 pub(crate) mod demo;
 pub(crate) mod doctor;
 pub(crate) mod down;
@@ -40,8 +41,8 @@ pub(crate) fn run(command: Command, context: &Context) -> Outcome {
         }
         command => {
             let runtime = runtime(tokio::runtime::Builder::new_current_thread())?;
-            let follows = command.follows();
-            runtime.block_on(attended(ask(command, context), follows))
+            let ending = command.ending();
+            runtime.block_on(attended(ask(command, context), ending))
         }
     }
 }
@@ -55,6 +56,7 @@ async fn ask(command: Command, context: &Context) -> Outcome {
         Command::Status => status::run(context).await,
         Command::Nodes(nodes) => nodes::run(&nodes, context).await,
         Command::Node(verb) => node::run(&verb, context).await,
+        Command::Data(verb) => data::run(&verb, context).await,
         Command::Ticket(verb) => ticket::run(&verb, context).await,
         Command::Party(verb) => party::run(&verb, context).await,
         Command::Request(verb) => request::run(&verb, context).await,
@@ -87,10 +89,10 @@ fn runtime(mut builder: tokio::runtime::Builder) -> Result<tokio::runtime::Runti
 
 /// Runs a command until it is done or somebody stops it. A command that is stopped is dropped, and what it
 /// holds (a node that is starting, a live screen) is put away as it goes.
-async fn attended(work: impl Future<Output = Outcome>, follows: bool) -> Outcome {
+async fn attended(work: impl Future<Output = Outcome>, ending: Ending) -> Outcome {
     tokio::select! {
         outcome = work => outcome,
-        () = stopped() => interrupted(follows),
+        () = stopped() => interrupted(ending),
     }
 }
 
@@ -106,16 +108,29 @@ async fn stopped() {
     }
 }
 
+/// What it means if a command is stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// It goes on until somebody stops it: Ctrl-C is how it ends, not a failure to explain.
+    Followed,
+    /// The same command goes on where this one stopped.
+    Resumes,
+    /// It may be half done.
+    Broken,
+}
+
 /// How a command that was stopped ends.
-pub(crate) fn interrupted(follows: bool) -> Outcome {
-    if follows {
-        return Ok(Code::Interrupted.exit());
-    }
-    let cause = "it was asked to stop before it was done";
-    Err(Report::new(
-        Code::Interrupted,
-        "interrupted",
-        cause,
-        "mesh status shows how far it came; then the same again",
-    ))
+pub(crate) fn interrupted(ending: Ending) -> Outcome {
+    let (cause, hint) = match ending {
+        Ending::Followed => return Ok(Code::Interrupted.exit()),
+        Ending::Resumes => (
+            "the connection to the node was closed, and the node stops with it",
+            "the same command again: it resumes, what has arrived is kept",
+        ),
+        Ending::Broken => (
+            "it was asked to stop before it was done",
+            "mesh status shows how far it came; then the same again",
+        ),
+    };
+    Err(Report::new(Code::Interrupted, "interrupted", cause, hint))
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, interval, sleep};
 
-use super::interrupted;
 use super::status::warn_of_age;
+use super::{Ending, interrupted};
 use crate::answers::{Gpu, Node};
 use crate::client::{Answer, Api};
 use crate::context::{Context, print, print_json};
@@ -78,7 +78,7 @@ async fn watch(api: &Api, context: &Context) -> Outcome {
         tokio::select! {
             key = screen.key() => match key {
                 Key::Quit => return Ok(std::process::ExitCode::SUCCESS),
-                Key::Interrupt => return interrupted(true),
+                Key::Interrupt => return interrupted(Ending::Followed),
                 Key::Resized => continue,
             },
             _ = ticks.tick() => {}

@@ -91,3 +91,30 @@ fn ids_are_as_short_as_tells_them_apart() {
     assert_eq!(short_ids(&["aaaaaaaaa1xx", "aaaaaaaaa2xx"]), ["aaaaaaaaa1", "aaaaaaaaa2"]);
     assert_eq!(short_ids(&["abc", "abc"]), ["abc", "abc"]);
 }
+
+#[test]
+fn a_bar_is_full_only_for_all_and_empty_only_for_nothing() {
+    let drawn = |part| bar(part, 1000, 10, true);
+    assert_eq!(drawn(0), "░░░░░░░░░░");
+    assert_eq!(drawn(1), "█░░░░░░░░░");
+    assert_eq!(drawn(500), "█████░░░░░");
+    assert_eq!(drawn(999), "█████████░");
+    assert_eq!(drawn(1000), "██████████");
+    assert_eq!(bar(1, 2, 4, false), "##..");
+    // Nothing of nothing is all of it.
+    assert_eq!((bar(0, 0, 4, false), percent(0, 0)), ("####".into(), "100 %".into()));
+    assert_eq!((percent(999, 1000), percent(u64::MAX, 3)), ("99 %".into(), "100 %".into()));
+    for cells in 0..4 {
+        assert_eq!(bar(u64::MAX, 1, cells, false).len(), cells);
+    }
+}
+
+#[test]
+fn the_first_locale_that_is_set_says_whether_there_is_more_than_ascii() {
+    let with = |set: &[(&str, &str)]| {
+        is_utf8(|name| set.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).into()))
+    };
+    assert!(with(&[("LANG", "de_DE.UTF-8")]) && with(&[("LC_ALL", "C.utf8"), ("LANG", "C")]));
+    assert!(with(&[("LC_ALL", ""), ("LC_CTYPE", "en_US.UTF-8")]));
+    assert!(!with(&[("LC_ALL", "C"), ("LANG", "de_DE.UTF-8")]) && !with(&[]));
+}

@@ -31,7 +31,7 @@ const CLOCK_BEHIND_MS: u64 = 5000;
 const CLOCK_UNSET_MS: u64 = 1_735_689_600_000;
 
 /// Files that nobody but the owner may read.
-const SECRETS: [&str; 4] = ["node.key", "party.key", "token", "token.auditor"];
+const SECRETS: [&str; 5] = ["node.key", "party.key", "sealing.key", "token", "token.auditor"];
 
 /// Who owns the directory, and who can read its secrets.
 pub(super) fn directory(place: &Place) -> Vec<Finding> {
