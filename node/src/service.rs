@@ -304,7 +304,10 @@ impl Service for Peers {
                 Ok(Header::Manifest { version }) => {
                     self.data.serve_manifest(from, version, stream).await
                 }
-                Ok(Header::Swarm { version }) => self.data.serve_swarm(from, version, stream).await,
+                Ok(Header::Swarm { version }) => {
+                    let may = || self.judge(from) == Welcome::Full;
+                    self.data.serve_swarm(from, version, stream, &may).await;
+                }
                 Err(_) => {}
             }
         })

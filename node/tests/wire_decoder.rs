@@ -17,12 +17,13 @@ use std::path::PathBuf;
 use ed25519_dalek::SigningKey;
 use mesh_consensus::admission::Admission;
 use mesh_consensus::bookmark::Bookmark;
-use mesh_consensus::id::{Hash, MeshId, NodeId, PartyId, RaftId, TicketId};
+use mesh_consensus::id::{Hash, MeshId, NodeId, PartyId, RaftId, TicketId, VersionId};
 use mesh_consensus::log::{Config, ConfigChange, Entry, Payload, Seat, Snapshot};
 use mesh_consensus::message::{Body, Message};
 use mesh_consensus::time::Time;
 use mesh_node::awareness::signed::Stamp;
 use mesh_node::awareness::view::{Known, Relayed};
+use mesh_node::data::wire::{Ask, Give};
 use mesh_node::state::founding::Founding;
 use mesh_node::state::party::SignatureBytes;
 use mesh_node::wire::{Feed, Header, Hello, JoinReply, JoinRequest, Note, Reply, Request, Welcome};
@@ -86,7 +87,7 @@ fn check<T: Serialize + DeserializeOwned + PartialEq + Debug>(bytes: &[u8]) -> b
 type Reads = fn(&[u8]) -> bool;
 
 /// Everything that a peer's bytes are ever taken for.
-const KINDS: [(&str, Reads); 8] = [
+const KINDS: [(&str, Reads); 10] = [
     ("hello", check::<Hello>),
     ("note", check::<Note>),
     ("request", check::<Request>),
@@ -95,10 +96,13 @@ const KINDS: [(&str, Reads); 8] = [
     ("feed", check::<Feed>),
     ("join", check::<JoinRequest>),
     ("joined", check::<JoinReply>),
+    ("ask", check::<Ask>),
+    ("give", check::<Give>),
 ];
 
 const MESH: MeshId = MeshId([7; 32]);
 const NODE: NodeId = NodeId([8; 32]);
+const VERSION: VersionId = VersionId([9; 16]);
 
 fn key() -> SigningKey {
     SigningKey::from_bytes(&[3; 32])
@@ -194,6 +198,18 @@ fn honest() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         ("reply", "records", said(&Reply::Records(vec![relayed; 2]))),
         ("reply", "log", said(&Reply::Log("one line\n".into()))),
         ("header", "watch", said(&Header::Watch { index: u64::MAX })),
+        ("header", "manifest", said(&Header::Manifest { version: VERSION })),
+        ("header", "swarm", said(&Header::Swarm { version: VERSION })),
+        ("ask", "chunk", said(&Ask::Chunk(u32::MAX))),
+        ("ask", "any", said(&Ask::Any(2))),
+        ("ask", "cancel", said(&Ask::Cancel(17))),
+        ("ask", "have", said(&Ask::Have((0..40).collect()))),
+        ("give", "map", said(&Give::Map(vec![0b1010_1010; 60]))),
+        ("give", "have", said(&Give::Have((7..50).collect()))),
+        ("give", "chunk", said(&Give::Chunk { number: 17, bytes: 1 << 20 })),
+        ("give", "refused", said(&Give::Refused(17))),
+        ("give", "nothing", said(&Give::Nothing)),
+        ("give", "others", said(&Give::Others(vec![NODE; 5]))),
         ("feed", "head", said(&head)),
         ("feed", "part", said(&Feed::Part(vec![1; 300]))),
         ("feed", "entries", said(&Feed::Entries(entries()))),
@@ -331,8 +347,11 @@ fn write_the_corpus() {
         keep(format!("{kind}-bad-version"), &[0xff; 40]);
         keep(format!("{kind}-bad-variant"), &[1, 200, 0, 0, 0]);
     }
-    // Lists of which nothing comes: entries, a batch, and what somebody knows. (The tag has four bytes, the length eight.)
-    for (name, tag) in [("feed", 2_u32), ("request", 0), ("request", 2), ("reply", 2)] {
+    // Lists of which nothing comes: entries, a batch, what somebody knows, chunks, a map, nodes. (The tag has four
+    // bytes, the length eight.)
+    let lists = [("feed", 2_u32), ("request", 0), ("request", 2), ("reply", 2)];
+    let of_data = [("ask", 3), ("give", 0), ("give", 1), ("give", 5)];
+    for (name, tag) in lists.into_iter().chain(of_data) {
         for (claim, length) in [("huge", u64::MAX), ("long", u64::from(u32::MAX)), ("short", 1)] {
             let bytes = [&[1][..], &tag.to_le_bytes(), &length.to_le_bytes()].concat();
             keep(format!("{name}-bad-{claim}-list-{tag}"), &bytes);

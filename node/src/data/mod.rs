@@ -205,7 +205,7 @@ impl Data {
         awake
     }
 
-    /// Brings a version here, or waits for the one who does.
+    /// Brings a version here, or waits for the one who does. What came before the wait began is not counted.
     pub async fn bring(
         &self,
         found: &Found,
@@ -213,8 +213,14 @@ impl Data {
         shown: impl Fn(&Progress),
     ) -> Result<Progress, PullError> {
         let mut progress = self.begin(found, how);
+        let (fetched, wasted) = {
+            let begun = progress.borrow();
+            (begun.fetched, begun.wasted)
+        };
         loop {
-            let now = progress.borrow_and_update().clone();
+            let mut now = progress.borrow_and_update().clone();
+            now.fetched = now.fetched.saturating_sub(fetched);
+            now.wasted = now.wasted.saturating_sub(wasted);
             shown(&now);
             match now.phase {
                 Phase::Done => return Ok(now),

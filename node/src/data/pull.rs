@@ -40,8 +40,10 @@ const MAX_EVENTS: usize = 256;
 const MAX_ASKS: usize = 256;
 /// Chunks that are being verified and written at a time: enough for every core, and a bound on memory.
 const MAX_WRITES: usize = 8;
-/// How often holders are looked up anew, and others are told what has come.
+/// How often others are told what has come.
 const LOOK: Duration = Duration::from_millis(150);
+/// How often it is looked who holds it now.
+const HOLDERS: Duration = Duration::from_secs(2);
 /// A link over which nothing comes for this long is dead.
 const SILENT: Duration = Duration::from_secs(60);
 /// How often it is said of a chunk on its way that it still comes.
@@ -54,7 +56,7 @@ const MANIFEST_PATIENCE: Duration = Duration::from_secs(120);
 pub struct How {
     /// Bytes a second that it may take, if not all.
     pub limit: Option<u64>,
-    /// Without anything new for this long, and with nobody to ask, it gives up.
+    /// Without anything that comes for this long it gives up.
     pub wait: Duration,
 }
 
@@ -134,6 +136,22 @@ struct Link {
     asks: mpsc::Sender<Ask>,
 }
 
+/// However a pull ends, what has come is made durable: the next one goes on from there, even after a restart.
+struct Kept(Arc<Fetch>);
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        // Without a runtime the process ends, and what was not synced is fetched again.
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        let fetch = self.0.clone();
+        runtime.spawn_blocking(move || {
+            if let Err(error) = fetch.flush() {
+                tracing::debug!(error = %super::chain(&error), "a part of a version could not be made durable");
+            }
+        });
+    }
+}
+
 /// What every link of a pull is given.
 #[derive(Clone)]
 struct Shared {
@@ -158,15 +176,18 @@ impl Data {
         let bytes = self.manifest(found).await?;
         let (store, hash) = (self.store.clone(), found.manifest);
         let fetch = Arc::new(blocking(move || store.fetch(bytes, hash, clock::now())).await?);
+        let _kept = Kept(fetch.clone());
         let have = fetch.have();
         let sharing = self.share_partly(found.version, fetch.loaded().clone(), have.clone());
         let mut run = Run::new(self, found, &fetch, &sharing, have, progress, how)?;
-        let ended = match run.complete().await {
+        let ended = match run.fetch_all().await {
             Ok(()) => {
                 run.show(Phase::Finishing);
                 // What came last must be known before the links end: nobody else may have it yet.
                 run.tell_news();
                 run.links.clear();
+                // A chunk that came twice at once counts as here while the other one is still being written.
+                let _written = run.shared.writes.acquire_many(MAX_WRITES as u32).await;
                 let fetch = fetch.clone();
                 blocking(move || fetch.finish(clock::now())).await
             }
@@ -278,8 +299,9 @@ impl<'a> Run<'a> {
         Time(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
     }
 
-    async fn complete(&mut self) -> Result<(), PullError> {
+    async fn fetch_all(&mut self) -> Result<(), PullError> {
         let mut looks = interval(LOOK);
+        let mut holders = interval(HOLDERS);
         looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             let plan = self.swarm.poll(self.now());
@@ -302,6 +324,12 @@ impl<'a> Run<'a> {
                 }
                 () = sleep(wait) => {}
                 _ = looks.tick() => self.look()?,
+                _ = holders.tick() => {
+                    // Some may have come since, and others may have gone.
+                    if let Some(found) = self.data.find(self.found.version).await {
+                        self.swarm.on_sources(&self.data.holders(&found));
+                    }
+                }
             }
         }
     }
@@ -356,7 +384,11 @@ impl<'a> Run<'a> {
                 self.on_written(now, node, number, u64::from(bytes), result)?;
             }
             Event::Refused(node, number) => self.swarm.on_refused(now, node, number),
-            Event::Began(node, number) => self.swarm.on_began(now, node, number),
+            Event::Began(node, number) => {
+                // However slowly, something comes.
+                self.hopeful = clock::steady();
+                self.swarm.on_began(now, node, number);
+            }
             Event::Nothing(node) => self.swarm.on_nothing(node),
             Event::Others(nodes) => self.swarm.on_others(&nodes),
             Event::Gone(node) => {
@@ -414,10 +446,8 @@ impl<'a> Run<'a> {
         self.news.push(number);
     }
 
-    /// Looks who holds it now, tells the others what came, and whether there is hope.
+    /// Tells the others what came, and whether there is hope.
     fn look(&mut self) -> Result<(), PullError> {
-        let holders = self.data.holders(self.found);
-        self.swarm.on_sources(&holders);
         self.tell_news();
         for link in
             self.shared.net.links().iter().filter(|link| self.links.contains_key(&link.node))
@@ -426,7 +456,7 @@ impl<'a> Run<'a> {
         }
         self.show(Phase::Chunks);
         let forsaken = clock::steady().saturating_duration_since(self.hopeful) > self.wait;
-        match forsaken && self.swarm.progress().peers == 0 {
+        match forsaken {
             true => Err(PullError::Nobody { missing: self.swarm.have().missing().count() }),
             false => Ok(()),
         }

@@ -5,8 +5,9 @@
 //!       ─► Map ─► asks … ─► turns (sharing.rs) ─► chunks
 //! ```
 //!
-//! What a peer may read is looked up when its stream begins, and again before each chunk if the state has gone on:
-//! a version that is no longer shared stops in the middle of a queue. Whoever pulls itself serves what has come so
+//! What a peer may read is looked up when its stream begins, and again before each chunk and each piece of news if the
+//! state has gone on: a version that is no longer shared stops in the middle of a queue. A node that has lost touch
+//! with the state cannot look it up, and stops serving other parties. Whoever pulls itself serves what has come so
 //! far.
 
 use std::collections::BTreeSet;
@@ -57,8 +58,14 @@ impl Data {
         }
     }
 
-    /// Serves chunks until the peer goes, or may not read it any more.
-    pub(crate) async fn serve_swarm(&self, from: NodeId, version: VersionId, stream: Stream) {
+    /// Serves chunks until the peer goes, or may not read it any more; `may` says whether it is served at all.
+    pub(crate) async fn serve_swarm(
+        &self,
+        from: NodeId,
+        version: VersionId,
+        stream: Stream,
+        may: &(dyn Fn() -> bool + Send + Sync),
+    ) {
         let Some(found) = self.readable(from, version).await else { return };
         let Some(sharing) = self.sharing(version, found.manifest).await else { return };
         let Some((number, turns)) = sharing.arrive(from) else { return };
@@ -70,6 +77,7 @@ impl Data {
             told: Bitmap::new(sharing.chunks()),
             others: BTreeSet::new(),
             checked: found.index,
+            may,
             send,
         };
         tokio::select! {
@@ -105,6 +113,7 @@ struct Upload<'a> {
     others: BTreeSet<NodeId>,
     /// Up to which entry of the log it is known that it may read.
     checked: u64,
+    may: &'a (dyn Fn() -> bool + Send + Sync),
     send: SendHalf,
 }
 
@@ -163,8 +172,11 @@ impl Upload<'_> {
         Ok(())
     }
 
-    /// Whether it may still read, if the state has gone on.
+    /// Whether it may still read, if the state has gone on, and is still served.
     async fn check(&mut self) -> Result<(), Over> {
+        if !(self.may)() {
+            return Err(Over);
+        }
         let index = self.data.index();
         if index != self.checked {
             self.data.readable(self.from, self.sharing.version).await.ok_or(Over)?;
@@ -175,6 +187,7 @@ impl Upload<'_> {
 
     /// What has come here since, and who else pulls.
     async fn tell_news(&mut self) -> Result<(), Over> {
+        self.check().await?;
         if self.told.is_full() {
             // Nothing can be new.
         } else {

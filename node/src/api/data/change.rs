@@ -269,7 +269,8 @@ async fn publish(api: &Api, known: &Known, visibility: Visibility) -> Result<(),
         return Ok(());
     }
     let manifest = known.manifest.ok_or_else(not_now)?;
-    let Known { id, name, number, bytes, files, lineage, note, .. } = known.clone();
+    let number = number_for(api, known, &visibility).await?;
+    let Known { id, name, bytes, files, lineage, note, .. } = known.clone();
     let private = api.data.private().await.ok_or_else(not_now)?;
     let was_sealed = matches!(known.visibility, Visibility::Private | Visibility::Listed);
     let note = note.parse().unwrap_or_default();
@@ -305,6 +306,21 @@ async fn publish(api: &Api, known: &Known, visibility: Visibility) -> Result<(),
     let revision = (was_sealed || body.is_sealed()).then_some(revision);
     acts.push(VersionBody { id, expect: known.body, revision, body }.into());
     write(api, acts).await
+}
+
+/// The number that a version has, or takes when others get to see it: one is given once, and a later one may have
+/// been since.
+async fn number_for(api: &Api, known: &Known, to: &Visibility) -> Result<u32, Problem> {
+    if known.visibility != Visibility::Private || *to == Visibility::Private {
+        return Ok(known.number);
+    }
+    let private = api.data.private().await.ok_or_else(not_now)?;
+    let (party, name, number) = (known.party, known.name.clone(), known.number);
+    let chosen = api.data.look(move |state| match state.next_number(party, &name) {
+        next if number >= next => number,
+        _ => private.next_number(state, party, &name),
+    });
+    chosen.await.ok_or_else(not_now)
 }
 
 /// What `pin` takes.

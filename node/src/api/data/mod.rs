@@ -210,7 +210,11 @@ async fn catalogue(api: &Api) -> Result<Vec<Known>, Problem> {
 async fn resolve(api: &Api, text: &str) -> Result<Known, Problem> {
     has_state(api)?;
     let wanted = parse(text)?;
-    let found = api.data.resolve(&wanted).await;
+    let mut found = api.data.resolve(&wanted).await;
+    if matches!(found, Err(ResolveError::NoData(_))) && api.barrier().await.is_ok() {
+        // It may have been pushed elsewhere a moment ago.
+        found = api.data.resolve(&wanted).await;
+    }
     found.map_err(|error| match error {
         ResolveError::NoParty(party) => Problem::not_found(
             format!("there is no party {party}"),

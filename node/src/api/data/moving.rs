@@ -318,7 +318,11 @@ async fn verify(State(api): State<Api>, bytes: Bytes) -> Answer {
             let damaged: Vec<Value> = checked
                 .damaged
                 .iter()
-                .map(|damage| json!({ "object": damage.object, "paths": paths(&loaded, damage.object) }))
+                .flat_map(|damage| {
+                    paths(&loaded, damage.object)
+                        .into_iter()
+                        .map(|path| json!({ "path": path, "object": damage.object }))
+                })
                 .collect();
             let mut repaired = false;
             if !checked.damaged.is_empty() {
