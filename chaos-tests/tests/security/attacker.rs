@@ -26,11 +26,15 @@ use crate::{secs, status};
 /// How a peer that watches is served.
 pub(crate) type Serve = Arc<dyn Fn(NodeId, u64, Stream) -> BoxFuture<'static, ()> + Send + Sync>;
 
+/// How a peer that asks for data is answered.
+pub(crate) type Share = Arc<dyn Fn(NodeId, Header, Stream) -> BoxFuture<'static, ()> + Send + Sync>;
+
 /// What the attacker hears, and what it answers: nothing of use.
 struct Ear {
     hello: Vec<u8>,
     heard: Mutex<Vec<(NodeId, Note)>>,
     serve: Mutex<Option<Serve>>,
+    share: Mutex<Option<Share>>,
 }
 
 impl Service for Ear {
@@ -60,9 +64,13 @@ impl Service for Ear {
 
     fn on_stream(&self, from: NodeId, header: Vec<u8>, stream: Stream) -> BoxFuture<'_, ()> {
         let serve = self.serve.lock().unwrap().clone();
+        let share = self.share.lock().unwrap().clone();
         async move {
-            if let (Some(serve), Ok(Header::Watch { index })) = (serve, decode(&header)) {
-                serve(from, index, stream).await;
+            match (decode(&header), serve, share) {
+                (Ok(Header::Watch { index }), Some(serve), _) => serve(from, index, stream).await,
+                (Ok(Header::Watch { .. }) | Err(_), ..) => {}
+                (Ok(header), _, Some(share)) => share(from, header, stream).await,
+                (Ok(_), _, None) => {}
             }
         }
         .boxed()
@@ -149,7 +157,12 @@ impl Attacker {
     ) -> Self {
         let (mesh, epoch, seat, chain) = membership;
         let hello = encode(&Hello { mesh, epoch, chain }).unwrap();
-        let ear = Arc::new(Ear { hello, heard: Mutex::default(), serve: Mutex::default() });
+        let ear = Arc::new(Ear {
+            hello,
+            heard: Mutex::default(),
+            serve: Mutex::default(),
+            share: Mutex::default(),
+        });
         let _inside = runtime.enter();
         // A process that was killed may hold its socket a little longer than its name.
         let mut bound = Err(None);
@@ -256,6 +269,17 @@ impl Attacker {
         self.runtime.block_on(self.net.open(at, header, Lane::Control))
     }
 
+    /// Asks for data.
+    pub(crate) fn wants(&self, at: NodeId, header: &Header) -> Result<Stream, CallError> {
+        let header = encode(header).unwrap();
+        self.runtime.block_on(self.net.open(at, header, Lane::Bulk))
+    }
+
+    /// Waits for something, for `patience` at most.
+    pub(crate) fn waits<T>(&self, patience: Duration, what: impl Future<Output = T>) -> Option<T> {
+        self.runtime.block_on(async { tokio::time::timeout(patience, what).await.ok() })
+    }
+
     /// The next frame of a feed; `None` at its end or after `patience` of silence.
     pub(crate) fn next(&self, stream: &mut Stream, patience: Duration) -> Option<Vec<u8>> {
         let frame = async { tokio::time::timeout(patience, stream.recv_frame(4 << 20)).await };
@@ -283,6 +307,11 @@ impl Attacker {
     /// From now on, whoever watches it is served so.
     pub(crate) fn serves(&self, serve: Serve) {
         *self.ear.serve.lock().unwrap() = Some(serve);
+    }
+
+    /// From now on, whoever asks it for data is answered so.
+    pub(crate) fn shares(&self, share: Share) {
+        *self.ear.share.lock().unwrap() = Some(share);
     }
 
     pub(crate) fn heard(&self) -> Vec<(NodeId, Note)> {

@@ -6,6 +6,7 @@
 //! - `joining.rs`: who gets in. `removal.rs`: who stays out.
 //! - `raft.rs`: forged messages of voters. `watching.rs`: forged words to those who watch. `gossip.rs`: forged
 //!   records.
+//! - `data.rs`: what other parties learn of private data. `data/lies.rs`: false bytes and nonsense among pullers.
 //! - `floods.rs`: noise and half-open connections. `http.rs`: pages, names and tokens.
 //!
 //! What each crate can show by itself is in its own tests (`transport/tests/hostile.rs`, `node/tests/api/`).
@@ -13,6 +14,7 @@
 #![expect(clippy::unwrap_used, reason = "the helpers of a test fail it where they stand")]
 
 mod attacker;
+mod data;
 mod floods;
 mod gossip;
 mod http;
