@@ -247,6 +247,8 @@ pub async fn run(
     let _ = tokio::time::timeout(Duration::from_secs(10), joined).await;
     tasks.close();
     let _ = tokio::time::timeout(Duration::from_secs(2), tasks.wait()).await;
+    // Whoever has a handle still may keep it; the directory is free.
+    handle.data.store.close();
     result
 }
 

@@ -76,7 +76,7 @@ pub(crate) struct Inner {
     /// See [`Store::losses`].
     losses: AtomicU64,
     /// Locked while the store is open.
-    _lock: File,
+    lock: Mutex<Option<File>>,
 }
 
 /// Why the store cannot do what it was asked.

@@ -72,7 +72,7 @@ pub struct Inner {
     /// Versions that somebody pulls from this node, or that this node pulls.
     sharings: Mutex<BTreeMap<VersionId, Arc<Sharing>>>,
     /// Pulls under way.
-    pulls: Mutex<BTreeMap<VersionId, watch::Receiver<Progress>>>,
+    pulls: Mutex<BTreeMap<VersionId, watch::Sender<Progress>>>,
     /// The party's private names, as they were last opened.
     private: Mutex<Option<Arc<PrivateView>>>,
     /// Bytes of chunks that were sent to others, and that came from them.
@@ -236,23 +236,25 @@ impl Data {
     /// Starts a pull unless one of the same version runs. It goes on for as long as somebody waits for it.
     fn begin(&self, found: &Found, how: How) -> watch::Receiver<Progress> {
         let mut pulls = lock(&self.pulls);
-        if let Some(running) = pulls.get(&found.version)
-            && running.has_changed().is_ok()
-        {
-            return running.clone();
+        if let Some(running) = pulls.get(&found.version) {
+            return running.subscribe();
         }
         let (sender, receiver) = watch::channel(Progress::default());
-        pulls.insert(found.version, receiver.clone());
+        pulls.insert(found.version, sender.clone());
         drop(pulls);
         let (data, found) = (self.clone(), found.clone());
         tokio::spawn(async move {
-            let (listeners, version) = (sender.clone(), found.version);
             let ended = tokio::select! {
                 ended = data.run_pull(&found, &sender, how) => ended,
-                // The one in the table does not wait for anything.
-                () = deserted(&data, version, &listeners) => Err(PullError::Stopping),
+                () = data.deserted(found.version, &sender) => Err(PullError::Stopping),
             };
-            lock(&data.pulls).remove(&version);
+            {
+                let mut pulls = lock(&data.pulls);
+                // A pull that was deserted has gone from the table, and another may be there.
+                if pulls.get(&found.version).is_some_and(|held| held.same_channel(&sender)) {
+                    pulls.remove(&found.version);
+                }
+            }
             let phase = match ended {
                 Ok(()) => Phase::Done,
                 Err(error) => Phase::Failed(error),
@@ -260,6 +262,19 @@ impl Data {
             sender.send_modify(|progress| progress.phase = phase);
         });
         receiver
+    }
+
+    /// Returns once nobody waits for a pull, which then is no longer in the table.
+    async fn deserted(&self, version: VersionId, sender: &watch::Sender<Progress>) {
+        loop {
+            sender.closed().await;
+            let mut pulls = lock(&self.pulls);
+            // Somebody may have come back since.
+            if sender.receiver_count() == 0 {
+                pulls.remove(&version);
+                return;
+            }
+        }
     }
 
     /// What opens the party's sealed records, if this node has it.
@@ -373,18 +388,6 @@ impl Data {
 
     fn net(&self) -> Result<Net, PullError> {
         self.net.get().cloned().ok_or(PullError::Stopping)
-    }
-}
-
-/// Returns once nobody but the table of pulls listens any more.
-async fn deserted(data: &Data, version: VersionId, sender: &watch::Sender<Progress>) {
-    const LOOK: Duration = Duration::from_millis(500);
-    loop {
-        tokio::time::sleep(LOOK).await;
-        let pulls = lock(&data.pulls);
-        if sender.receiver_count() <= usize::from(pulls.contains_key(&version)) {
-            return;
-        }
     }
 }
 

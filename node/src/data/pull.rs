@@ -410,6 +410,11 @@ impl<'a> Run<'a> {
     ) -> Result<(), PullError> {
         self.fetched += bytes;
         self.data.fetched_bytes.fetch_add(bytes, std::sync::atomic::Ordering::Relaxed);
+        // Whoever joins this pull counts from here; the rest of the picture follows soon.
+        self.progress.send_if_modified(|progress| {
+            progress.fetched = self.fetched;
+            false
+        });
         match result {
             Ok(Wrote::New(places)) => {
                 self.hopeful = clock::steady();

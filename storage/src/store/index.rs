@@ -12,7 +12,10 @@
 //!  state      whether the index knows all that the files say
 //! ```
 
+use std::io;
 use std::path::Path;
+
+use std::sync::{PoisonError, RwLock};
 
 use mesh_consensus::id::{Hash, ObjectId};
 use mesh_consensus::time::Time;
@@ -53,7 +56,8 @@ pub(crate) fn failure(error: impl Into<redb::Error>) -> Failure {
 
 /// The open index.
 pub(crate) struct Index {
-    db: Database,
+    /// `None` once it was closed.
+    db: RwLock<Option<Database>>,
 }
 
 /// What stands in the index for an object.
@@ -122,7 +126,7 @@ impl Index {
         if !db.check_integrity().map_err(failure)? {
             return Err(failure(redb::StorageError::Corrupted("found by its check".into())));
         }
-        let index = Self { db };
+        let index = Self { db: RwLock::new(Some(db)) };
         index.write::<_, Failure>(|tx| {
             tx.open_table(OBJECTS).map_err(failure)?;
             tx.open_table(CHUNKS).map_err(failure)?;
@@ -155,7 +159,19 @@ impl Index {
     }
 
     pub(crate) fn read(&self) -> Result<ReadTransaction> {
-        self.db.begin_read().map_err(failure)
+        self.with(|db| db.begin_read().map_err(failure))
+    }
+
+    /// From now on everything fails, and another may open it.
+    pub(crate) fn close(&self) {
+        *self.db.write().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    fn with<T>(&self, ask: impl FnOnce(&Database) -> Result<T>) -> Result<T> {
+        match &*self.db.read().unwrap_or_else(PoisonError::into_inner) {
+            Some(db) => ask(db),
+            None => Err(failure(redb::StorageError::Io(io::Error::other("the store is closed")))),
+        }
     }
 
     /// One durable transaction: all of it or, on any error, nothing.
@@ -163,7 +179,7 @@ impl Index {
         &self,
         change: impl FnOnce(&WriteTransaction) -> std::result::Result<T, E>,
     ) -> std::result::Result<T, E> {
-        let tx = self.db.begin_write().map_err(failure)?;
+        let tx = self.with(|db| db.begin_write().map_err(failure))?;
         let answer = change(&tx)?;
         tx.commit().map_err(failure)?;
         Ok(answer)
@@ -174,7 +190,7 @@ impl Index {
         &self,
         change: impl FnOnce(&WriteTransaction) -> Result<T>,
     ) -> Result<T> {
-        let mut tx = self.db.begin_write().map_err(failure)?;
+        let mut tx = self.with(|db| db.begin_write().map_err(failure))?;
         tx.set_durability(Durability::None).map_err(failure)?;
         let answer = change(&tx)?;
         tx.commit().map_err(failure)?;

@@ -16,7 +16,7 @@ use mesh_consensus::id::{Hash, ObjectId};
 use mesh_consensus::time::Time;
 
 use super::files::Stamp;
-use super::{Loaded, Store, StoreError};
+use super::{Loaded, Store, StoreError, lock};
 use crate::tree::{ObjectFile, Source};
 
 /// The objects of one manifest.
@@ -31,6 +31,12 @@ impl Store {
     /// Where the store is.
     pub fn root(&self) -> &Path {
         self.inner.files.root()
+    }
+
+    /// Lets go of the directory: from here on everything fails, whoever has a handle still.
+    pub fn close(&self) {
+        self.inner.index.close();
+        *lock(&self.inner.lock) = None;
     }
 
     /// Whether a manifest is claimed here and none of its objects was lost since.

@@ -78,7 +78,7 @@ impl Store {
             loaded: Mutex::default(),
             next_lease: AtomicU64::new(0),
             losses: AtomicU64::new(0),
-            _lock: held,
+            lock: Mutex::new(Some(held)),
         };
         let store = Self { inner: Arc::new(inner) };
         store.settle_objects()?;
