@@ -124,6 +124,7 @@ pub async fn run(
     let root = dir.path().to_path_buf();
     let store = tokio::task::spawn_blocking(move || Store::open(root)).await;
     let store = store.map_err(|error| RunError::Thread(std::io::Error::other(error)))??;
+    let _closing = Closing(store.clone());
     let data = Data::new(data::Parts {
         whoami,
         store,
@@ -247,9 +248,16 @@ pub async fn run(
     let _ = tokio::time::timeout(Duration::from_secs(10), joined).await;
     tasks.close();
     let _ = tokio::time::timeout(Duration::from_secs(2), tasks.wait()).await;
-    // Whoever has a handle still may keep it; the directory is free.
-    handle.data.store.close();
     result
+}
+
+/// Closes the store however the node ends: whoever has a handle still may keep it, and the directory is free.
+struct Closing(Store);
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        self.0.close();
+    }
 }
 
 /// Runs `work` beside the others until it is done or `over`.
