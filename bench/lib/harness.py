@@ -22,14 +22,14 @@ import time
 INSIDE = "MESH_BENCH_INSIDE"
 BENCH = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 ROOT = os.path.dirname(BENCH)
-# A command that must be there, and the Debian package that brings it.
-PACKAGES = {
+# What only those need that speak to etcd: a command that must be there, and the Debian package that brings it.
+CLIENT_PACKAGES = {
     "etcd": "etcd-server",
     "protoc": "protobuf-compiler",
     "/usr/include/google/protobuf/any.proto": "libprotobuf-dev",
-    "ip": "iproute2",
-    "unshare": "util-linux",
 }
+PACKAGES = CLIENT_PACKAGES | {"ip": "iproute2", "unshare": "util-linux"}
+LIBTORRENT = "libtorrent==2.1.1"
 # Another program above this share of a core is named in the report.
 LOUD = 0.2
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -43,8 +43,8 @@ class Stop(Exception):
         self.lines = f"error: {error}\ncause: {cause}\ntry:   {attempt}"
 
 
-def main(script, measure):
-    """Runs `measure(run)` inside the sandbox. `script` is the benchmark's own file."""
+def main(script, measure, needs=("client",)):
+    """Runs `measure(run)` inside the sandbox. `script` is the benchmark's own file; see NEEDS for what it may need."""
     options = argparse.ArgumentParser(prog=os.path.basename(script))
     options.add_argument("--quick", action="store_true", help="fewer samples: does it work at all")
     options.add_argument("--json", action="store_true", help="one object per goal")
@@ -57,7 +57,7 @@ def main(script, measure):
             subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
             measure(Run(script, options))
         else:
-            sys.exit(outside(script, options))
+            sys.exit(outside(script, options, needs))
     except Stop as stop:
         print(stop.lines, file=sys.stderr)
         sys.exit(1)
@@ -73,10 +73,12 @@ def say(text):
 # Outside the sandbox
 
 
-def outside(script, options):
+def outside(script, options, needs):
     when_parent_dies(signal.SIGTERM)
-    install()
-    env = dict(os.environ, **{INSIDE: "1"}, MESH_BENCH_CLIENT=build_client(), MESH_BIN=build_mesh())
+    install(needs)
+    env = dict(os.environ, **{INSIDE: "1"}, MESH_BIN=build_mesh())
+    for need in needs:
+        env[f"MESH_BENCH_{need.upper()}"] = NEEDS[need]()
     if not options.quick:
         wait_for_quiet()
     unshare = ["unshare", "--net", "--pid", "--fork", "--mount-proc", "--kill-child=KILL"]
@@ -109,8 +111,9 @@ def end(unshare):
     unshare.wait()
 
 
-def install():
-    missing = [name for need, name in PACKAGES.items() if not (shutil.which(need) or os.path.exists(need))]
+def install(needs):
+    wanted = {key: name for key, name in PACKAGES.items() if "client" in needs or key not in CLIENT_PACKAGES}
+    missing = [name for need, name in wanted.items() if not (shutil.which(need) or os.path.exists(need))]
     if not missing:
         return
     command = ["apt-get", "install", "-y", *missing]
@@ -126,12 +129,24 @@ def target_dir():
     return os.path.abspath(os.environ.get("CARGO_TARGET_DIR") or os.path.join(ROOT, "target"))
 
 
-def build_client():
+def build_own(name):
     # A directory of its own: other features of the same crates would rebuild each other's.
-    target = os.path.join(target_dir(), "bench-client")
-    manifest = os.path.join(BENCH, "client", "Cargo.toml")
+    target = os.path.join(target_dir(), f"bench-{name}")
+    manifest = os.path.join(BENCH, name, "Cargo.toml")
     cargo("build", "--release", "--locked", "--quiet", "--manifest-path", manifest, "--target-dir", target)
-    return os.path.join(target, "release", "mesh-bench-client")
+    return os.path.join(target, "release", f"mesh-bench-{name}")
+
+
+def install_libtorrent():
+    """A Python that has libtorrent."""
+    venv = os.path.join(target_dir(), "bench-libtorrent")
+    python = os.path.join(venv, "bin", "python")
+    if subprocess.run([python, "-c", "import libtorrent"], stderr=subprocess.DEVNULL).returncode != 0:
+        commands = [[sys.executable, "-m", "venv", venv], [python, "-m", "pip", "install", "--quiet", LIBTORRENT]]
+        for command in commands:
+            if subprocess.run(command).returncode != 0:
+                raise Stop("could not install libtorrent", "see above", " ".join(command))
+    return python
 
 
 def build_mesh():
@@ -145,6 +160,14 @@ def build_mesh():
 def cargo(*words):
     if subprocess.run(["cargo", *words], cwd=ROOT).returncode != 0:
         raise Stop("a build failed", "see above", "cargo " + " ".join(words))
+
+
+# What a benchmark may need besides mesh, and how to get it. Its path is in MESH_BENCH_NAME.
+NEEDS = {
+    "client": lambda: build_own("client"),
+    "peers": lambda: build_own("peers"),
+    "libtorrent": install_libtorrent,
+}
 
 
 def wait_for_quiet(limit=300):
@@ -230,7 +253,9 @@ class Run:
         self.quick, self.json = options.quick, options.json
         self.dir = os.environ.get("TMPDIR") or "/tmp"
         self.mesh = os.environ["MESH_BIN"]
-        self.client_binary = os.environ["MESH_BENCH_CLIENT"]
+        self.client_binary = os.environ.get("MESH_BENCH_CLIENT")
+        self.peers_binary = os.environ.get("MESH_BENCH_PEERS")
+        self.libtorrent_python = os.environ.get("MESH_BENCH_LIBTORRENT")
         self.goals = read_goals(script)
 
     def client(self, *words):

@@ -1,5 +1,6 @@
 """Hosts with a link each: network namespaces on one bridge, made inside the sandbox and gone with it."""
 
+import json
 import subprocess
 
 from cluster import Host
@@ -21,6 +22,25 @@ def build(count):
         sh(f"ip -n h{i} link set lo up && ip -n h{i} addr add {NET}.{i + 1}/24 dev e0 && ip -n h{i} link set e0 up")
         hosts.append(Host(f"{NET}.{i + 1}", ("ip", "netns", "exec", f"h{i}")))
     return hosts
+
+
+def shape(count, mbit):
+    """Gives the links of the first hosts this rate, each way; frames count whole."""
+    how = f"root tbf rate {mbit}mbit burst 128kb latency 20ms"
+    for i in range(count):
+        sh(f"tc qdisc replace dev v{i} {how} && tc -n h{i} qdisc replace dev e0 {how}")
+
+
+def link_bytes(i):
+    """What went over the shaped link of a host so far, with the headers of every frame: received by it, sent by it."""
+    return tuple(shaped_bytes(where) for where in (["dev", f"v{i}"], ["-n", f"h{i}", "dev", "e0"]))
+
+
+def shaped_bytes(where):
+    # The interface counts a batch of packets with one header, its queue with one for each.
+    options = where[:-2]
+    shown = subprocess.run(["tc", *options, "-s", "-j", "qdisc", "show", *where[-2:]], check=True, capture_output=True)
+    return json.loads(shown.stdout)[0]["bytes"]
 
 
 def cut_command(i):
