@@ -11,8 +11,9 @@
 //!   ([`Pool`]). A stream that nobody reads holds its share and no more. Grants travel on a
 //!   stream of their own, as urgent as raft.
 //! - While a lot of data comes ([`crate::net::Net::bulk`]), the pool of bulk streams and the connection's window are larger,
-//!   and one such stream grows to `Tuning::bulk_stream_window`. Afterwards grants shrink as they are
-//!   read, and the window with them: never below what was granted.
+//!   and one such stream grows to `Tuning::bulk_stream_window` as long as it reads a whole window within two round
+//!   trips or [`SOON`]: a slow wire is not filled with what nobody can take back. Afterwards grants shrink as they
+//!   are read, and the window with them: never below what was granted.
 //! - The shares of all streams that may be open, both pools, and [`URGENT`] bytes for messages fit into seven
 //!   eighths of the window (quinn announces what was read an eighth at a time). So a message always finds room.
 //!
@@ -23,9 +24,11 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use futures::task::AtomicWaker;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use crate::path::{Lane, Path};
 use crate::quic::Tuning;
@@ -34,6 +37,8 @@ use crate::quic::Tuning;
 pub(crate) const SHARE: u64 = 32 << 10;
 /// Left for messages, and for the grants themselves.
 const URGENT: u64 = 2 << 20;
+/// A window that was read in this time may be larger, however near the peer is: tasks take turns.
+const SOON: Duration = Duration::from_millis(10);
 /// A grant on the wire: the stream, and how many of its bytes may be sent in all.
 pub(crate) const GRANT_BYTES: usize = 16;
 
@@ -111,7 +116,9 @@ impl Credits {
     /// Counts what is read from a stream. It gets more than its share once its lane is known.
     pub(crate) fn reader(self: &Arc<Self>, stream: u64) -> Meter {
         let credits = self.clone();
-        Meter { credits, stream, lane: None, window: SHARE, read: 0, told: SHARE }
+        let rtt = Duration::MAX;
+        let mark = (0, Instant::now());
+        Meter { credits, stream, lane: None, window: SHARE, read: 0, told: SHARE, mark, rtt }
     }
 
     /// The peer lets us send this much on a stream.
@@ -185,6 +192,30 @@ pub(crate) struct Meter {
     read: u64,
     /// What the peer may send in all, as it was told.
     told: u64,
+    /// Since when the present window is being read, and what was read before.
+    mark: (u64, Instant),
+    /// The shortest round trip that was seen.
+    rtt: Duration,
+}
+
+/// What is to become of a window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Trend {
+    Grow,
+    Stay,
+    Shrink,
+}
+
+impl Trend {
+    /// After a whole window was read in this time.
+    fn of(took: Duration, rtt: Duration) -> Self {
+        let enough = SOON.max(rtt.saturating_mul(2));
+        match took {
+            took if took <= enough => Trend::Grow,
+            took if took <= enough.saturating_mul(4) => Trend::Stay,
+            _ => Trend::Shrink,
+        }
+    }
 }
 
 impl Meter {
@@ -202,8 +233,8 @@ impl Meter {
             return;
         }
         if let Some(lane) = self.lane {
-            let window = self.window;
-            self.window = self.credits.change(|pools| pools.resize(lane, window, under_way));
+            let (window, trend) = (self.window, self.trend());
+            self.window = self.credits.change(|pools| pools.resize(lane, window, under_way, trend));
         }
         let limit = self.read + self.window;
         if limit > self.told {
@@ -211,6 +242,19 @@ impl Meter {
             self.credits.grants().insert(self.stream, limit);
             self.credits.granted.notify_one();
         }
+    }
+}
+
+impl Meter {
+    fn trend(&mut self) -> Trend {
+        let (before, since) = self.mark;
+        if self.read - before < self.window {
+            return Trend::Stay;
+        }
+        let now = Instant::now();
+        self.mark = (self.read, now);
+        self.rtt = self.rtt.min(self.credits.path.rtt());
+        Trend::of(now - since, self.rtt)
     }
 }
 
@@ -230,16 +274,26 @@ struct Pool {
     granted: u64,
     /// What one stream may have.
     most: u64,
+    /// What every stream may have that reads, however slowly.
+    easy: u64,
 }
 
 impl Pool {
-    /// What a stream may have that has `window`: twice as much if there is room, half if there is too little.
-    /// `under_way` cannot be taken back.
-    fn resize(&mut self, window: u64, under_way: u64) -> u64 {
-        let new = if self.granted > self.size || window > self.most {
-            (window / 2).max(under_way).max(SHARE)
-        } else {
-            (2 * window).min(window + self.size - self.granted).min(self.most.max(window))
+    /// What a stream may have that has `window`: twice as much if there is room, half if there is too little or it
+    /// is of no use. `under_way` cannot be taken back.
+    fn resize(&mut self, window: u64, under_way: u64, trend: Trend) -> u64 {
+        let trend = match trend {
+            _ if self.granted > self.size || window > self.most => Trend::Shrink,
+            _ if window < self.easy => Trend::Grow,
+            Trend::Shrink if window < 2 * self.easy => Trend::Stay,
+            trend => trend,
+        };
+        let new = match trend {
+            Trend::Grow => {
+                (2 * window).min(window + self.size - self.granted).min(self.most.max(window))
+            }
+            Trend::Stay => window,
+            Trend::Shrink => (window / 2).max(under_way).max(SHARE),
         };
         self.granted = self.granted + new - window;
         new
@@ -262,7 +316,8 @@ impl Pools {
         let more = usable(tuning.bulk_window).saturating_sub(usable(tuning.window).max(fixed));
         let quiet = (spare / 2, u64::from(tuning.stream_window));
         let bulk = (spare / 2 + more, u64::from(tuning.bulk_stream_window));
-        let pool = |(size, most): (u64, u64)| Pool { size, most, granted: 0 };
+        let easy = u64::from(tuning.stream_window);
+        let pool = |(size, most): (u64, u64)| Pool { size, most, easy, granted: 0 };
         Self { control: pool(quiet), bulk: pool(quiet), fixed, sizes: [quiet, bulk] }
     }
 
@@ -283,8 +338,8 @@ impl Pools {
         }
     }
 
-    fn resize(&mut self, lane: Lane, window: u64, under_way: u64) -> u64 {
-        self.of(lane).resize(window, under_way)
+    fn resize(&mut self, lane: Lane, window: u64, under_way: u64, trend: Trend) -> u64 {
+        self.of(lane).resize(window, under_way, trend)
     }
 }
 
@@ -298,10 +353,14 @@ mod tests {
         Pools::new(&Tuning::default(), STREAMS)
     }
 
-    /// Reads a stream until its window does not change any more.
-    fn settle(pools: &mut Pools, lane: Lane, mut window: u64) -> u64 {
+    /// Reads a stream as fast as can be until its window does not change any more.
+    fn settle(pools: &mut Pools, lane: Lane, window: u64) -> u64 {
+        settle_so(pools, lane, window, Trend::Grow)
+    }
+
+    fn settle_so(pools: &mut Pools, lane: Lane, mut window: u64, trend: Trend) -> u64 {
         for _ in 0..20 {
-            window = pools.resize(lane, window, window / 2);
+            window = pools.resize(lane, window, window / 2, trend);
         }
         window
     }
@@ -343,8 +402,31 @@ mod tests {
         pools.set_bulk(false);
         // What is granted cannot be taken back before it is read.
         assert!(pools.window() > quiet + (10 << 20));
-        assert_eq!(pools.resize(Lane::Bulk, window, window), window);
+        assert_eq!(pools.resize(Lane::Bulk, window, window, Trend::Grow), window);
         assert_eq!(settle(&mut pools, Lane::Bulk, window), 1 << 20);
         assert_eq!(pools.window(), quiet);
+    }
+
+    #[test]
+    fn a_slow_wire_is_not_filled_with_what_nobody_can_take_back() {
+        let mut pools = pools();
+        pools.set_bulk(true);
+        // It reads, but not fast: as much as without bulk.
+        assert_eq!(settle_so(&mut pools, Lane::Bulk, SHARE, Trend::Stay), 1 << 20);
+        let window = settle(&mut pools, Lane::Bulk, 1 << 20);
+        assert_eq!(window, 16 << 20);
+        // The wire has become slower.
+        assert_eq!(settle_so(&mut pools, Lane::Bulk, window, Trend::Shrink), 1 << 20);
+    }
+
+    #[test]
+    fn a_window_grows_if_it_is_read_within_two_round_trips() {
+        let ms = Duration::from_millis;
+        assert_eq!(Trend::of(ms(250), ms(130)), Trend::Grow);
+        assert_eq!(Trend::of(ms(300), ms(130)), Trend::Stay);
+        assert_eq!(Trend::of(ms(1100), ms(130)), Trend::Shrink);
+        assert_eq!(Trend::of(ms(9), ms(0)), Trend::Grow);
+        assert_eq!(Trend::of(ms(30), ms(0)), Trend::Stay);
+        assert_eq!(Trend::of(ms(1000), Duration::MAX), Trend::Grow);
     }
 }

@@ -21,9 +21,9 @@ use crate::hello::{Greeter, NOT_A_MEMBER};
 use crate::live::{Limits, Live, Room};
 use crate::net::{CallError, MAX_JOIN_REQUEST, Service, Welcome};
 use crate::path::{Close, Path};
-use crate::peer::{Peer, TakenUp, eyeballs};
+use crate::peer::{DialError, MAX_BESIDE, Peer, TakenUp, eyeballs};
 use crate::quic::{Failure, Quic, reason};
-use crate::tls::{ALPN_JOIN, ALPN_MESH, speaker};
+use crate::tls::{ALPN_BESIDE, ALPN_JOIN, ALPN_MESH, speaker};
 
 /// How long a newcomer may take to ask.
 pub(crate) const ASK_PATIENCE: Duration = Duration::from_secs(5);
@@ -31,6 +31,8 @@ pub(crate) const ASK_PATIENCE: Duration = Duration::from_secs(5);
 pub(crate) const JOIN_PATIENCE: Duration = Duration::from_secs(10);
 /// A connection that nobody keeps is closed after so long without use.
 const UNUSED: Duration = Duration::from_secs(60);
+/// One beside another sooner: whoever needs it again dials it again.
+const UNUSED_BESIDE: Duration = Duration::from_secs(10);
 /// How often to look for those.
 const SWEEP: Duration = Duration::from_secs(15);
 
@@ -186,6 +188,55 @@ impl Hub {
         }
     }
 
+    /// The connection of this number beside the one in use, from zero on; dials it if need be.
+    pub(crate) async fn beside(
+        self: &Arc<Self>,
+        node: NodeId,
+        number: usize,
+    ) -> Result<Arc<Live>, CallError> {
+        let first = self.connected(node).await?;
+        let peer = self.peer(node);
+        if let Some(live) = peer.beside(number) {
+            return Ok(live);
+        }
+        let failed = |address, failure| {
+            CallError::Unreachable(DialError { node, tries: vec![(address, failure)] })
+        };
+        // The same way that the first one took.
+        let address = first.path.whereabouts().address().filter(|_| number < MAX_BESIDE);
+        let address = address.ok_or(CallError::NoAddress(node))?;
+        let dialled = self.quic.connect(node, address, ALPN_BESIDE).await;
+        let path = Path::Direct(dialled.map_err(|failure| failed(address, failure))?);
+        let greeted = self.greeter().dialled(node, path).await;
+        let live = Arc::new(greeted.map_err(|failure| failed(address, failure))?);
+        match self.run_beside(&peer, Some(number), &live) {
+            true => Ok(live),
+            false => Err(CallError::Refused(node)),
+        }
+    }
+
+    /// Takes up a connection beside the one in use. Whether it may be.
+    fn run_beside(
+        self: &Arc<Self>,
+        peer: &Arc<Peer>,
+        number: Option<usize>,
+        live: &Arc<Live>,
+    ) -> bool {
+        if !peer.put_beside(number, live) || self.service.still(live.peer) == Welcome::No {
+            live.path
+                .close(Close::Busy, "too many connections, or one that is not welcome any more");
+            return false;
+        }
+        let (service, stopping) = (self.service.clone(), self.stopping.clone());
+        let (peer, live) = (peer.clone(), live.clone());
+        let serve = live.clone().serve(service, self.tasks.clone(), stopping);
+        self.spawn(async move {
+            serve.await;
+            peer.lost_beside(&live);
+        });
+        true
+    }
+
     /// Takes up a connection whose hello is done.
     fn up(self: &Arc<Self>, live: Live) {
         let live = Arc::new(live);
@@ -256,6 +307,14 @@ impl Hub {
             return path.close(Close::Refused, "you are me");
         }
         match self.greeter().accepted(from, path).await {
+            Ok(live) if alpn == ALPN_BESIDE => {
+                let (peer, live) = (self.peer(from), Arc::new(live));
+                if peer.current().is_some() {
+                    self.run_beside(&peer, None, &live);
+                } else {
+                    live.path.close(Close::Protocol, "there is none that it is beside");
+                }
+            }
             Ok(live) => self.up(live),
             Err(error) => debug!(peer = %from.short(), %error, "turned away"),
         }
@@ -306,6 +365,11 @@ impl Hub {
                     && live.idle_for() > UNUSED
                 {
                     live.path.close(Close::Idle, "unused");
+                }
+                for live in peer.all_beside() {
+                    if live.idle_for() > UNUSED_BESIDE {
+                        live.path.close(Close::Idle, "unused");
+                    }
                 }
             }
         }

@@ -1,10 +1,11 @@
 //! The data plane: what a node offers to its peers and asks of them.
 //!
 //! A [`Service`] is what a node answers; a [`Net`] is how it asks. Between two nodes there is one
-//! connection, on which messages, calls and streams run beside one another, the more urgent first.
+//! connection, on which messages, calls and streams run beside one another, the more urgent first; a few more may carry
+//! bulk data where one cannot fill the wire ([`Net::open_beside`]).
 //! `hub.rs` does the work, and `credit.rs` tells how much of it may be under way.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +21,7 @@ use crate::live::{Live, MAX_HEADER, MAX_REQUEST, Unanswered};
 use crate::path::{Close, Path};
 pub use crate::path::{Lane, ReceiveHalf, SendHalf, Stream, Whereabouts};
 pub use crate::peer::DialError;
+pub use crate::peer::MAX_BESIDE;
 use crate::peer::Peer;
 pub use crate::quic::{BindError, Failure, Tuning};
 use crate::quic::{Quic, failure, reason};
@@ -185,6 +187,8 @@ pub struct Link {
     pub path: &'static str,
     /// For how long it has stood.
     pub age: Duration,
+    /// With those beside it that we dialled.
+    pub connections: usize,
 }
 
 /// The data plane of one node. Cheap to clone.
@@ -265,6 +269,25 @@ impl Net {
         timeout(patience, open).await.unwrap_or(Err(CallError::TimedOut { node: to, patience }))
     }
 
+    /// Opens a bulk stream that begins with `header` on a connection beside the one that carries everything else, the one of
+    /// this number (from zero on, below [`MAX_BESIDE`]). For much data where one connection cannot fill the wire.
+    pub async fn open_beside(
+        &self,
+        to: NodeId,
+        number: usize,
+        header: Vec<u8>,
+    ) -> Result<Stream, CallError> {
+        if header.len() > MAX_HEADER {
+            return Err(CallError::TooLong { bytes: header.len() });
+        }
+        let patience = 3 * self.0.quic.tuning().patience;
+        let open = async {
+            let live = self.0.beside(to, number).await?;
+            live.open(&header, Lane::Bulk).await.map_err(|error| broken(&live, &error))
+        };
+        timeout(patience, open).await.unwrap_or(Err(CallError::TimedOut { node: to, patience }))
+    }
+
     /// Shows a ticket to `expected` at `address`: one request, one answer, and no trace of it here. Comes again for a few
     /// seconds if too many newcomers are there at a time.
     pub async fn join(
@@ -278,12 +301,16 @@ impl Net {
             return Err(JoinError::TooLong { bytes: request.len() });
         }
         let deadline = Instant::now() + ASK_PATIENCE;
+        let mut busy = None;
         loop {
-            match self.join_once(expected, address, &request).await {
-                Err(JoinError::Busy { .. }) if Instant::now() < deadline => {
+            match (self.join_once(expected, address, &request).await, busy) {
+                (Err(error @ JoinError::Busy { .. }), _) if Instant::now() < deadline => {
+                    busy = Some(error);
                     tokio::time::sleep(PAUSE.mul_f64(1.0 + fastrand::f64())).await;
                 }
-                other => return other,
+                // It was there before, and may have heard us.
+                (Err(JoinError::Unreachable { .. }), Some(before)) => return Err(before),
+                (other, _) => return other,
             }
         }
     }
@@ -358,8 +385,14 @@ impl Net {
 
     /// The connections that stand.
     pub fn links(&self) -> Vec<Link> {
-        let link = |live: Arc<Live>| {
-            let measured = live.path.measured();
+        let link = |(live, beside): (Arc<Live>, Vec<Arc<Live>>)| {
+            let mut measured = live.path.measured();
+            for beside in &beside {
+                let also = beside.path.measured();
+                measured.sent_bytes += also.sent_bytes;
+                measured.received_bytes += also.received_bytes;
+                measured.lost_packets += also.lost_packets;
+            }
             Link {
                 node: live.peer,
                 address: live.path.whereabouts(),
@@ -371,9 +404,17 @@ impl Net {
                 mtu: measured.mtu,
                 path: live.path.name(),
                 age: live.since.elapsed(),
+                connections: 1 + beside.len(),
             }
         };
-        self.0.all().iter().filter_map(|peer| peer.current()).map(link).collect()
+        let all = self.0.all();
+        all.iter().filter_map(|peer| Some((peer.current()?, peer.all_beside()))).map(link).collect()
+    }
+
+    /// Those whom we have tried to reach in vain since we were last connected, and how long ago the last try failed.
+    pub fn unreached(&self) -> BTreeMap<NodeId, Duration> {
+        let failed = |peer: &Arc<Peer>| Some((peer.id, peer.failed_ago()?));
+        self.0.all().iter().filter_map(failed).collect()
     }
 
     /// Says goodbye to everyone and lets go of the addresses. Takes a few seconds at most.

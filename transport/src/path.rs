@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use bytes::{Buf as _, Bytes};
 use quinn::VarInt;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
@@ -115,6 +116,12 @@ impl Path {
     pub(crate) fn source(&self) -> Option<IpAddr> {
         match self {
             Path::Direct(connection) => Some(connection.remote_address().ip()),
+        }
+    }
+
+    pub(crate) fn rtt(&self) -> Duration {
+        match self {
+            Path::Direct(connection) => connection.rtt(),
         }
     }
 
@@ -322,6 +329,23 @@ impl SendHalf {
     /// Sends one frame; waits while the peer does not keep up.
     pub async fn send_frame(&mut self, bytes: &[u8]) -> Result<(), FrameError> {
         write_frame(self, bytes).await
+    }
+
+    /// Sends at most `most` bytes from the start of `bytes`, at least one, without copying them; what is left stays there.
+    /// How many were taken: zero only if there are none.
+    pub async fn send_some(&mut self, bytes: &mut Bytes, most: usize) -> io::Result<usize> {
+        if bytes.is_empty() {
+            return Ok(0);
+        }
+        let allowed = std::future::poll_fn(|context| self.poll_allowed(context)).await;
+        let mut piece = [bytes.slice(..bytes.len().min(most).min(allowed))];
+        let Send::Direct(stream) = &mut self.send;
+        let written = stream.write_chunks(&mut piece).await?.bytes;
+        if let Some(allowed) = &mut self.allowed {
+            allowed.on_sent(written);
+        }
+        bytes.advance(written);
+        Ok(written)
     }
 
     /// Says that nothing more will be sent, and that it is whole.

@@ -9,7 +9,11 @@
 //!
 //! Both sides may dial at the same time, and then keep the connection that the lower id dialled:
 //! both come to that by themselves ([`supersedes`]). No task runs for a peer that nobody wants.
+//!
+//! *Beside* the connection in use there may be a few more, which carry bulk data where one cannot fill the wire. They
+//! are dialled for one stream, end when nobody has used them for a while, and count for nothing else.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
@@ -35,6 +39,8 @@ const BACK_OFF: Duration = Duration::from_millis(50);
 const MAX_BACK_OFF: Duration = Duration::from_secs(5);
 /// However much somebody wants the peer, dials are this far apart.
 const MIN_GAP: Duration = Duration::from_millis(250);
+/// Connections beside the one in use, in either direction.
+pub const MAX_BESIDE: usize = 4;
 /// Two connections that began within this time were dialled at the same time.
 const RACE: Duration = Duration::from_secs(5);
 
@@ -88,10 +94,15 @@ struct State {
     gone: bool,
     /// Dials that failed since the last connection that lasted.
     failures: u32,
+    /// When the last of them did.
+    failed_at: Option<Instant>,
     /// When to dial again after those.
     turn: Option<Turn>,
     /// Connections that are about to end because another is in use.
     spare: Vec<Weak<Live>>,
+    /// Those beside the one in use that we dialled, by number, and those that the peer dialled.
+    beside: BTreeMap<usize, Arc<Live>>,
+    theirs_beside: Vec<Weak<Live>>,
     /// How many say that a lot of data comes from it now.
     bulk: usize,
 }
@@ -108,11 +119,13 @@ impl State {
         self.failures = self.failures.saturating_add(1);
         let wait = back_off(self.failures, fastrand::f64());
         let now = Instant::now();
+        self.failed_at = Some(now);
         self.turn = Some(Turn { earliest: now + wait.min(MIN_GAP), usual: now + wait });
     }
 
     fn forgive(&mut self) {
         self.failures = 0;
+        self.failed_at = None;
         self.turn = None;
     }
 }
@@ -136,6 +149,13 @@ impl Peer {
 
     pub(crate) fn current(&self) -> Option<Arc<Live>> {
         self.live.borrow().clone()
+    }
+
+    /// How long ago a dial last failed, if there is no connection now.
+    pub(crate) fn failed_ago(&self) -> Option<Duration> {
+        let state = self.state();
+        let at = state.failed_at.filter(|_| self.live.borrow().is_none());
+        at.map(|at| at.elapsed())
     }
 
     /// Replaces where it is to be found. True if that is news.
@@ -292,7 +312,44 @@ impl Peer {
         {
             // Under the lock, as in `take_up`: the last word counts.
             live.credits.set_bulk(now);
+            state.beside.values().for_each(|live| live.credits.set_bulk(now));
         }
+    }
+
+    /// The connection of this number beside the one in use, if it stands.
+    pub(crate) fn beside(&self, number: usize) -> Option<Arc<Live>> {
+        let state = self.state();
+        state.beside.get(&number).filter(|live| live.path.why_closed().is_none()).cloned()
+    }
+
+    /// All that we dialled beside the one in use.
+    pub(crate) fn all_beside(&self) -> Vec<Arc<Live>> {
+        self.state().beside.values().cloned().collect()
+    }
+
+    /// Takes a connection into use beside the first: one that we dialled, by its number, or one of the peer's, if there are
+    /// not too many. Whether it did.
+    pub(crate) fn put_beside(&self, number: Option<usize>, live: &Arc<Live>) -> bool {
+        let mut state = self.state();
+        let stands =
+            |live: &Weak<Live>| live.upgrade().is_some_and(|live| live.path.why_closed().is_none());
+        state.theirs_beside.retain(stands);
+        match number {
+            _ if state.gone => return false,
+            Some(number) => {
+                live.credits.set_bulk(state.bulk > 0);
+                // One that another dialled meanwhile ends with its streams.
+                state.beside.insert(number, live.clone());
+            }
+            None if state.theirs_beside.len() >= MAX_BESIDE => return false,
+            None => state.theirs_beside.push(Arc::downgrade(live)),
+        }
+        true
+    }
+
+    /// A connection beside the one in use is gone.
+    pub(crate) fn lost_beside(&self, live: &Arc<Live>) {
+        self.state().beside.retain(|_, held| !Arc::ptr_eq(held, live));
     }
 
     /// Forgets what has waited for too long.
@@ -341,8 +398,11 @@ impl Peer {
             std::mem::replace(&mut *state, gone)
         };
         self.outbox.clear();
-        let spare = state.spare.iter().filter_map(Weak::upgrade);
-        spare.chain(self.current()).for_each(|live| live.path.close(Close::Refused, why));
+        let others = state.spare.iter().chain(&state.theirs_beside).filter_map(Weak::upgrade);
+        others
+            .chain(state.beside.into_values())
+            .chain(self.current())
+            .for_each(|live| live.path.close(Close::Refused, why));
         self.hurry.notify_one();
     }
 }

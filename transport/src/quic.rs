@@ -44,8 +44,8 @@ pub struct Tuning {
     pub socket_buffer: usize,
     /// The largest packet that is tried on a network.
     pub mtu: u16,
-    /// The largest packet that is tried on loopback.
-    pub loopback_mtu: u16,
+    /// The same on loopback, and on a link that carries jumbo frames.
+    pub large_mtu: u16,
 }
 
 impl Default for Tuning {
@@ -66,7 +66,7 @@ impl Default for Tuning {
             socket_buffer: 4 << 20,
             // What fits Ethernet under IPv6.
             mtu: 1452,
-            loopback_mtu: 6500,
+            large_mtu: 6500,
         }
     }
 }
@@ -160,10 +160,11 @@ pub(crate) struct Quic {
     addresses: Vec<SocketAddr>,
     /// One for each address; none after the end.
     endpoints: Mutex<Vec<(SocketAddr, Endpoint)>>,
-    near: Arc<TransportConfig>,
-    far: Arc<TransportConfig>,
-    near_server: Arc<ServerConfig>,
-    far_server: Arc<ServerConfig>,
+    /// For where large packets may get through.
+    large: Arc<TransportConfig>,
+    usual: Arc<TransportConfig>,
+    large_server: Arc<ServerConfig>,
+    usual_server: Arc<ServerConfig>,
 }
 
 impl Quic {
@@ -176,10 +177,10 @@ impl Quic {
             return Err(BindError::NoAddress);
         }
         let tls = Tls::new(key)?;
-        let near = Arc::new(transport(&tuning, safe_mtu(tuning.loopback_mtu)));
-        let far = Arc::new(transport(&tuning, safe_mtu(tuning.mtu)));
-        let near_server = Arc::new(server(&tls, near.clone())?);
-        let far_server = Arc::new(server(&tls, far.clone())?);
+        let large = Arc::new(transport(&tuning, safe_mtu(tuning.large_mtu)));
+        let usual = Arc::new(transport(&tuning, safe_mtu(tuning.mtu)));
+        let large_server = Arc::new(server(&tls, large.clone())?);
+        let usual_server = Arc::new(server(&tls, usual.clone())?);
         let mut endpoints = Vec::with_capacity(listen.len());
         for &address in listen {
             let failed = |source: io::Error| match source.kind() {
@@ -188,15 +189,15 @@ impl Quic {
             };
             let socket = socket(address, tuning.socket_buffer).map_err(failed)?;
             let bound = socket.local_addr().map_err(failed)?;
-            let config = endpoint_config(key, safe_mtu(tuning.loopback_mtu.max(tuning.mtu)));
-            let server = (*far_server).clone();
+            let config = endpoint_config(key, safe_mtu(tuning.large_mtu.max(tuning.mtu)));
+            let server = (*usual_server).clone();
             let endpoint = Endpoint::new(config, Some(server), socket, Arc::new(TokioRuntime))
                 .map_err(failed)?;
             endpoints.push((bound, endpoint));
         }
         let addresses = endpoints.iter().map(|(bound, _)| *bound).collect();
         let endpoints = Mutex::new(endpoints);
-        Ok(Self { tls, tuning, addresses, endpoints, near, far, near_server, far_server })
+        Ok(Self { tls, tuning, addresses, endpoints, large, usual, large_server, usual_server })
     }
 
     pub(crate) fn tuning(&self) -> &Tuning {
@@ -222,7 +223,10 @@ impl Quic {
 
     /// The settings for somebody who dials us from `address`.
     pub(crate) fn server_for(&self, address: SocketAddr) -> Arc<ServerConfig> {
-        if is_loopback(address) { self.near_server.clone() } else { self.far_server.clone() }
+        match self.takes_large(address) {
+            true => self.large_server.clone(),
+            false => self.usual_server.clone(),
+        }
     }
 
     /// Dials one address. Whoever answers there is `expected`, or it is a failure.
@@ -236,8 +240,8 @@ impl Quic {
         let (crypto, answered) =
             self.tls.client(expected, alpn).map_err(|error| Failure::Other(error.to_string()))?;
         let mut config = ClientConfig::new(crypto);
-        let near = is_loopback(address);
-        config.transport_config(if near { self.near.clone() } else { self.far.clone() });
+        let large = self.takes_large(address);
+        config.transport_config(if large { self.large.clone() } else { self.usual.clone() });
         let connecting = endpoint
             .connect_with(config, address, SERVER_NAME)
             .map_err(|error| Failure::Other(error.to_string()))?;
@@ -254,6 +258,15 @@ impl Quic {
                 _ => Err(failure(&error, patience)),
             },
         }
+    }
+
+    /// Whether large packets may get through to `address`: loopback, and links with jumbo frames. Whether they do is found
+    /// out by trying; on other links trying would only take time.
+    fn takes_large(&self, address: SocketAddr) -> bool {
+        /// IPv6's and UDP's, the largest there are.
+        const HEADERS: usize = 48;
+        let needed = usize::from(safe_mtu(self.tuning.large_mtu)) + HEADERS;
+        is_loopback(address) || link_mtu(address).is_some_and(|mtu| mtu >= needed)
     }
 
     /// A socket that can send there: of the same family, and not tied to another kind of address.
@@ -326,12 +339,8 @@ fn legible(words: &str) -> String {
 /// quinn's socket speaks with many and is not told of ICMP errors; one that is connected is. A
 /// single byte is no QUIC packet and is dropped by whoever does listen.
 async fn bad_news(address: SocketAddr) -> Failure {
-    let any = match address {
-        SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
-        SocketAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)),
-    };
     let probe = async {
-        let socket = tokio::net::UdpSocket::bind(any).await?;
+        let socket = tokio::net::UdpSocket::bind(any_like(address)).await?;
         socket.connect(address).await?;
         socket.send(&[0]).await?;
         socket.recv(&mut [0]).await
@@ -340,6 +349,33 @@ async fn bad_news(address: SocketAddr) -> Failure {
         Err(io::ErrorKind::ConnectionRefused) => Failure::Refused,
         Err(io::ErrorKind::NetworkUnreachable | io::ErrorKind::HostUnreachable) => Failure::NoRoute,
         _ => std::future::pending().await,
+    }
+}
+
+/// The largest packet that the link towards `address` carries, if the kernel tells.
+#[cfg(target_os = "linux")]
+fn link_mtu(address: SocketAddr) -> Option<usize> {
+    use rustix::net::sockopt::{ip_mtu, ipv6_mtu};
+    // Nothing is sent: the kernel only looks up the way.
+    let socket = UdpSocket::bind(any_like(address)).ok()?;
+    socket.connect(address).ok()?;
+    let mtu = match address {
+        SocketAddr::V4(_) => ip_mtu(&socket),
+        SocketAddr::V6(_) => ipv6_mtu(&socket),
+    };
+    usize::try_from(mtu.ok()?).ok()
+}
+
+#[cfg(not(target_os = "linux"))]
+fn link_mtu(_: SocketAddr) -> Option<usize> {
+    None
+}
+
+/// Any address of ours of the same family.
+fn any_like(address: SocketAddr) -> SocketAddr {
+    match address {
+        SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
+        SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
     }
 }
 
@@ -373,6 +409,8 @@ fn socket(address: SocketAddr, buffer: usize) -> io::Result<UdpSocket> {
     Ok(socket.into())
 }
 
+/// So many packets are acknowledged at once, or what came in 25 ms: each acknowledgement costs both sides a packet.
+const ACK_EVERY: u32 = 8;
 /// What anybody may send before it is welcome: a hello.
 const STRANGERS_WINDOW: u32 = 32 << 10;
 
@@ -382,6 +420,8 @@ fn transport(tuning: &Tuning, mtu: u16) -> TransportConfig {
     let mut discovery = MtuDiscoveryConfig::default();
     discovery.upper_bound(mtu);
     let idle = IdleTimeout::try_from(tuning.idle).unwrap_or(IdleTimeout::from(VarInt::MAX));
+    let mut acks = AckFrequencyConfig::default();
+    acks.ack_eliciting_threshold(VarInt::from_u32(ACK_EVERY));
     let mut config = TransportConfig::default();
     config
         .max_concurrent_bidi_streams(VarInt::from_u32(0))
@@ -394,7 +434,7 @@ fn transport(tuning: &Tuning, mtu: u16) -> TransportConfig {
         .send_window(tuning.send_window)
         .initial_mtu(1200)
         .mtu_discovery_config(Some(discovery))
-        .ack_frequency_config(Some(AckFrequencyConfig::default()))
+        .ack_frequency_config(Some(acks))
         .datagram_receive_buffer_size(None);
     config
 }
@@ -486,8 +526,14 @@ mod tests {
             assert!(mtu >= 1200, "{wanted}");
         }
         let tuning = Tuning::default();
-        assert_eq!(safe_mtu(tuning.loopback_mtu), tuning.loopback_mtu);
+        assert_eq!(safe_mtu(tuning.large_mtu), tuning.large_mtu);
         assert_eq!(safe_mtu(tuning.mtu), tuning.mtu);
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn the_kernel_tells_what_a_link_carries() {
+        assert!(link_mtu(([127, 0, 0, 1], 9).into()).is_some_and(|mtu| mtu > 60_000));
     }
 
     #[test]

@@ -28,6 +28,8 @@ use crate::identity::{NodeKey, node_id};
 
 /// What two members speak.
 pub const ALPN_MESH: &[u8] = b"mesh/1";
+/// What two members speak on connections beside their first one: see `Net::open_beside`.
+pub const ALPN_BESIDE: &[u8] = b"mesh-beside/1";
 /// What a newcomer speaks: one request, one answer.
 pub const ALPN_JOIN: &[u8] = b"mesh-join/1";
 
@@ -65,7 +67,7 @@ impl Tls {
             .with_protocol_versions(&[&rustls::version::TLS13])?
             .with_client_cert_verifier(Arc::new(Verifier::anyone()))
             .with_cert_resolver(self.certificate.clone());
-        config.alpn_protocols = vec![ALPN_MESH.to_vec(), ALPN_JOIN.to_vec()];
+        config.alpn_protocols = [ALPN_MESH, ALPN_BESIDE, ALPN_JOIN].map(<[u8]>::to_vec).to_vec();
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         config.max_early_data_size = 0;

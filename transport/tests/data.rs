@@ -9,7 +9,7 @@ use std::time::Duration;
 use common::{DEADLINE, Heard, Node, PATIENCE, introduce, pair, until};
 use mesh_transport::identity::NodeKey;
 use mesh_transport::net::{
-    BindError, CallError, Failure, JoinError, Lane, Net, Tuning, Welcome, Whereabouts,
+    BindError, CallError, Failure, JoinError, Lane, MAX_BESIDE, Net, Tuning, Welcome, Whereabouts,
 };
 use tokio::time::timeout;
 
@@ -41,6 +41,36 @@ async fn two_nodes_talk() {
     assert!(link.sent_bytes > 0 && link.received_bytes > 0);
     a.net.shutdown().await;
     until("b sees that a is gone", || !b.is_up(&a)).await;
+}
+
+#[tokio::test]
+async fn a_few_connections_beside_the_first_carry_streams_and_end_with_it() {
+    let (a, b) = pair();
+    a.ask(&b, b"abc").await.unwrap();
+    let beside = async |number: usize| {
+        let mut stream = a.net.open_beside(b.id(), number, b"head".to_vec()).await?;
+        assert_eq!(stream.recv_frame(10).await.unwrap(), Some(b"head".to_vec()));
+        stream.send_frame(b"echo").await.unwrap();
+        assert_eq!(stream.recv_frame(10).await.unwrap(), Some(b"echo".to_vec()));
+        Ok::<_, CallError>(stream)
+    };
+    let mut open = Vec::new();
+    for number in [0, 1, 1, MAX_BESIDE - 1] {
+        open.push(beside(number).await.unwrap());
+    }
+    assert_eq!(a.net.links()[0].connections, 4, "a number is dialled once");
+    assert_eq!(b.net.links().len(), 1, "and what is beside is no link of its own");
+    assert!(matches!(beside(MAX_BESIDE).await, Err(CallError::NoAddress(_))));
+    assert_eq!(b.ask(&a, b"abc").await, Ok(b"cba".to_vec()));
+
+    b.forget(&a);
+    b.net.close(a.id(), "removed");
+    for stream in &mut open {
+        let ended = timeout(DEADLINE, stream.recv_frame(10)).await.expect("it ends");
+        assert!(!matches!(ended, Ok(Some(_))), "{ended:?}");
+    }
+    until("none is left", || a.net.links().is_empty()).await;
+    assert!(beside(0).await.is_err(), "a removed node gets none");
 }
 
 #[tokio::test]
@@ -243,15 +273,18 @@ async fn after_a_restart_both_sides_find_each_other_again() {
     let (a, b) = pair();
     a.net.keep(BTreeSet::from([b.id()]));
     until("they are connected", || a.is_up(&b) && b.is_up(&a)).await;
-    let (key, address) = (b.key.clone(), b.address());
+    assert!(a.net.unreached().is_empty());
+    let (b_id, key, address) = (b.id(), b.key.clone(), b.address());
     b.net.shutdown().await;
     drop(b);
     until("a has noticed", || a.net.links().is_empty()).await;
-    tokio::time::sleep(Duration::from_millis(200)).await;
+    until("a has tried in vain", || a.net.unreached().contains_key(&b_id)).await;
+    until("its address is free", || std::net::UdpSocket::bind(address).is_ok()).await;
 
     let b = Node::with(key, address);
     b.know(&a, Welcome::Full);
     until("a has dialled again", || a.is_up(&b) && b.is_up(&a)).await;
+    assert!(a.net.unreached().is_empty());
     assert_eq!(a.ask(&b, b"ab").await, Ok(b"ba".to_vec()));
     assert_eq!(b.ask(&a, b"ab").await, Ok(b"ba".to_vec()));
 }
@@ -403,32 +436,4 @@ async fn after_its_end_a_node_leaves_its_address_to_another() {
     until("the address is free although somebody still holds the old node", rebind).await;
     let error = a.net.call(NodeKey::generate().id(), vec![], PATIENCE).await;
     assert!(error.is_err());
-}
-
-#[tokio::test]
-#[ignore = "measures; needs a quiet machine"]
-async fn heartbeats_cost_little() {
-    let leader = Node::start();
-    let followers: Vec<Node> = (0..4).map(|_| Node::start()).collect();
-    for follower in &followers {
-        introduce(&leader, follower);
-    }
-    let cpu = || {
-        let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
-        let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
-        fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
-    };
-    let mut before = 0;
-    for beat in 0..120 {
-        if beat == 20 {
-            before = cpu();
-        }
-        for follower in &followers {
-            leader.net.send(follower.id(), vec![7; 90]);
-            follower.net.send(leader.id(), vec![7; 90]);
-        }
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
-    // Ticks of 10 ms in 10 s: a tick is a thousandth of a core.
-    println!("{} ‰ of a core for five nodes together", cpu() - before);
 }
