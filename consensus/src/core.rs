@@ -210,6 +210,13 @@ impl<L: Log> Core<L> {
         self.raw.propose_conf_change(context, conf_change(change)).is_ok()
     }
 
+    /// As much of the log as there is up to `index` is committed.
+    pub(crate) fn know_committed(&mut self, index: u64) {
+        let log = &mut self.raw.raft.raft_log;
+        let last = log.last_index();
+        log.commit_to(index.min(last));
+    }
+
     pub(crate) fn transfer(&mut self, to: RaftId) {
         if self.role() == Role::Leader {
             self.raw.transfer_leader(to.0);

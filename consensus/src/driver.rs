@@ -739,6 +739,12 @@ impl<L: Log, S: StateMachine + Clone> Driver<L, S> {
         self.replica.machine().node_at(seat).or_else(introduced)
     }
 
+    /// Everything up to `index` is known to be committed: this node had applied it before its log was opened again. (How far
+    /// that was is not on disk.) To be called before the first turn.
+    pub fn know_committed(&mut self, index: u64) {
+        self.core.know_committed(index);
+    }
+
     /// The replicated state as applied here.
     pub fn replica(&self) -> &Replica<S> {
         &self.replica

@@ -11,7 +11,8 @@
 //!   acknowledged one is lost is not.
 //! - Changes of voters that were still in flight are not made.
 //! - The new epoch begins far beyond the old log, so every fence of the old epoch is overtaken.
-//! - Among several parties a majority must sign, or this would be a fork button.
+//! - Among several parties a majority must sign, or this would be a fork button. Those that have no
+//!   node in the survivor's state are not counted: nobody could be asked for their signature.
 
 use std::collections::BTreeSet;
 
@@ -90,11 +91,11 @@ pub enum RecoverError {
     #[error("{} has left the mesh: go on from another survivor", .0.short())]
     Left(NodeId),
     /// Too few parties have signed.
-    #[error("{have} of {parties} parties have signed; {need} must")]
+    #[error("{have} of the {parties} parties with nodes have signed; {need} must")]
     TooFew {
         /// Valid signatures.
         have: usize,
-        /// Parties in the mesh.
+        /// Parties in the mesh that have a say.
         parties: usize,
         /// A majority of them.
         need: usize,
@@ -174,7 +175,7 @@ impl Order {
 
 /// The beginning of the new epoch: whose log it is, and the snapshot that it starts from.
 ///
-/// `parties` lists the parties of a state. The old log is only read; whoever calls this writes a
+/// `parties` lists the parties that have a say in a state. The old log is only read; whoever calls this writes a
 /// new one and keeps the old aside. Doing it twice is refused, because the new log is of another
 /// epoch than the order.
 pub fn recover<S: StateMachine>(

@@ -33,7 +33,7 @@ impl Store {
     fn keep(&mut self, dir: &Path, content: &[u8]) -> io::Result<Object> {
         let (mut chunks, mut rest) = (Vec::new(), content);
         while !rest.is_empty() {
-            let (chunk, tail) = rest.split_at(cut(rest));
+            let (chunk, tail) = rest.split_at(cut((content.len() - rest.len()) as u64, rest));
             chunks.push(Chunk { id: Hash::of(chunk), bytes: chunk.len() as u32 });
             rest = tail;
         }

@@ -152,6 +152,7 @@ pub fn import(
         store,
         options,
         token,
+        now,
         pool: Pool::default(),
         read_ahead: pipe::threads().div_ceil(large.max(1)) + 1,
         registry: Mutex::default(),
@@ -187,6 +188,7 @@ struct Import<'a> {
     options: Options<'a>,
     /// Holds the objects until the manifest does.
     token: Hash,
+    now: Time,
     pool: Pool,
     /// Blocks of a file that are read before the first of them is done: fewer, the more files there are.
     read_ahead: usize,

@@ -25,7 +25,7 @@ use serde::Serialize;
 
 pub use self::paths::check_path;
 
-use crate::chunk::{Chunk, MAX_CHUNK, MIN_CHUNK, Scheme, object_id};
+use crate::chunk::{Chunk, HEAD_CHUNK, MAX_CHUNK, MIN_CHUNK, Scheme, object_id};
 
 /// The first bytes of every manifest.
 const MAGIC: &[u8] = b"mesh manifest 1\n";
@@ -195,7 +195,11 @@ impl Manifest {
                 return Err(ManifestError::Contradiction("an object without chunks"));
             };
             let fits = |chunk: &Chunk| (MIN_CHUNK..=MAX_CHUNK).contains(&chunk.bytes);
-            if !rest.iter().all(fits) || !(1..=MAX_CHUNK).contains(&last.bytes) {
+            let body = match rest.split_first() {
+                Some((head, body)) if head.bytes == HEAD_CHUNK => body,
+                _ => rest,
+            };
+            if !body.iter().all(fits) || !(1..=MAX_CHUNK).contains(&last.bytes) {
                 return Err(ManifestError::Contradiction("a chunk of a length that no cut gives"));
             }
             ids.push(object.id());

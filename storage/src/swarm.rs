@@ -242,9 +242,21 @@ impl Swarm {
     /// Bytes of a chunk come from `node`. To be called at the first, and again every second or so while they come:
     /// what is coming is not asked of others, unless it takes far too long.
     pub fn on_began(&mut self, now: Time, node: NodeId, chunk: u32) {
-        if let Some(peer) = self.peers.get_mut(&node) {
-            peer.began = Some(chunk);
-            peer.moved = now;
+        let Some(bytes) = self.lengths.get(chunk as usize).copied() else { return };
+        let has = self.have.get(chunk as usize);
+        let Some(peer) = self.peers.get_mut(&node) else { return };
+        if !peer.on_began(now, chunk, bytes) {
+            return;
+        }
+        if has {
+            peer.forget(chunk);
+            return;
+        }
+        // The peer has chosen it: nobody else needs to send it.
+        for other in self.asked.insert(chunk, vec![node]).unwrap_or_default() {
+            if self.peers.get_mut(&other).is_some_and(|peer| peer.forget(chunk)) {
+                self.cancels.push((other, chunk));
+            }
         }
     }
 
@@ -296,8 +308,7 @@ impl Swarm {
     /// `node` has no chunk to choose: every one is at some puller already.
     pub fn on_nothing(&mut self, node: NodeId) {
         if let Some(peer) = self.peers.get_mut(&node) {
-            peer.any = 0;
-            peer.is_spent = true;
+            peer.on_nothing();
         }
     }
 

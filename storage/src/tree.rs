@@ -288,7 +288,10 @@ impl Run<'_> {
             let mut shared = false;
             self.staged(number, entry, |run, file| {
                 shared = run.reflink(&opened, file);
-                if shared { Ok(()) } else { run.copy(entry, &opened, bytes, file) }
+                if !shared {
+                    run.copy(entry, &opened, bytes, file)?;
+                }
+                run.check_copy(entry, &opened, object, file)
             })?;
             if shared {
                 self.done.reflinked += 1;

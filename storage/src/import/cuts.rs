@@ -12,11 +12,11 @@ use crate::chunk::{MAX_CHUNK, cut};
 
 const MAX: usize = MAX_CHUNK as usize;
 
-/// Places of which each is a cut if the one before it is. The first is 0.
-pub(super) fn guess(bytes: &[u8]) -> Vec<usize> {
+/// Places in a block, which is at `start` of its file, of which each is a cut if the one before it is. The first is 0.
+pub(super) fn guess(start: u64, bytes: &[u8]) -> Vec<usize> {
     let (mut cuts, mut at) = (vec![0], 0);
     while bytes.len() - at >= MAX {
-        at += cut(&bytes[at..]);
+        at += cut(start + at as u64, &bytes[at..]);
         cuts.push(at);
     }
     cuts
@@ -85,7 +85,7 @@ impl Cutter {
             let before = self.before.as_ref()?;
             let tail = &before.block.bytes[before.range(self.at, before.end())];
             let more = MAX.saturating_sub(tail.len()).min(now.len);
-            return Some(cut(&[tail, &now.block.bytes[..more]].concat()));
+            return Some(cut(self.at, &[tail, &now.block.bytes[..more]].concat()));
         }
         let from = (self.at - now.start) as usize;
         if let Ok(at) = self.guessed.binary_search(&from)
@@ -95,7 +95,7 @@ impl Cutter {
         }
         let rest = &now.block.bytes[from..now.len];
         let is_enough = rest.len() >= MAX || (self.is_last && !rest.is_empty());
-        is_enough.then(|| cut(rest))
+        is_enough.then(|| cut(self.at, rest))
     }
 }
 
@@ -108,7 +108,7 @@ mod tests {
     fn one_by_one(content: &[u8]) -> Vec<usize> {
         let (mut lengths, mut at) = (Vec::new(), 0);
         while at < content.len() {
-            lengths.push(cut(&content[at..]));
+            lengths.push(cut(at as u64, &content[at..]));
             at += lengths[lengths.len() - 1];
         }
         lengths
@@ -120,7 +120,8 @@ mod tests {
         let count = content.len().div_ceil(block);
         for (at, bytes) in content.chunks(block).enumerate() {
             let held = Arc::new(pool.foreign(bytes.to_vec()));
-            cutter.add(held, bytes.len(), guess(bytes), at + 1 == count);
+            let guessed = guess((at * block) as u64, bytes);
+            cutter.add(held, bytes.len(), guessed, at + 1 == count);
             while let Some((start, pieces)) = cutter.next_chunk() {
                 assert_eq!(start as usize, copy.len());
                 pieces.iter().for_each(|(block, range)| copy.extend(&block.bytes[range.clone()]));
@@ -135,7 +136,19 @@ mod tests {
     fn blocks_are_cut_as_the_whole_would_be() {
         let mut content = noise(2 * BLOCK + 1_234_567, 1);
         content[BLOCK - 3_000_000..BLOCK + 6_000_000].fill(7);
-        for len in [content.len(), 2 * BLOCK, 2 * BLOCK + 1, BLOCK, BLOCK - 1, MAX + 1, MAX, 5, 1] {
+        for len in [
+            content.len(),
+            2 * BLOCK,
+            2 * BLOCK + 1,
+            BLOCK,
+            BLOCK - 1,
+            MAX + 5000,
+            MAX + 1,
+            MAX,
+            300_000,
+            5,
+            1,
+        ] {
             let content = &content[..len];
             let want = one_by_one(content);
             for block in [BLOCK, MAX, 5 << 20] {

@@ -15,14 +15,14 @@ use super::cuts::Cutter;
 use super::pipe::{BLOCK, Feed, Guess, Job, Sums, Target, Work};
 use super::walk::Source;
 use super::{Import, ImportError, locked, unreadable};
-use crate::chunk::{Chunk, MAX_CHUNK, cut, object_id};
+use crate::chunk::{Chunk, HEAD_CHUNK, MAX_CHUNK, MIN_CHUNK, cut, object_id};
 use crate::store::files::Stamp;
 use crate::store::index::Segment;
-use crate::store::{Content, Finished};
+use crate::store::{Content, Finished, StoreError};
 
 /// So much is written before it is brought to disk, beside the reading of more.
 const SYNC_BYTES: u64 = 128 << 20;
-/// How many objects with the same first chunk are looked at.
+/// How many objects with the same chunk are looked at.
 const LOOKALIKES: usize = 16;
 
 impl Import<'_> {
@@ -51,14 +51,14 @@ impl Import<'_> {
         if self.options.in_place {
             let chunks = self.read(feed, &file, source, None)?;
             self.check_same(&file, source)?;
+            self.drop_bad_copy(object_id(&chunks), &chunks)?;
             let content = Content::InPlace(vec![(0, segment(source))]);
             return self.finish_object(chunks, content);
         }
         if self.seems_known(&file, source)? {
             let chunks = self.read(feed, &file, source, None)?;
             let id = object_id(&chunks);
-            // Held from here on, so that nobody removes it before the manifest is there.
-            if self.store.hold(self.token, id)? {
+            if self.is_kept(id, &chunks)? {
                 self.check_same(&file, source)?;
                 return Ok((id, chunks));
             }
@@ -79,6 +79,21 @@ impl Import<'_> {
                 Err(error)
             }
         }
+    }
+
+    /// Whether the store has a good copy of an object, which is held from here on, so that nobody removes it before the
+    /// manifest is there. What was read just now may be the only good one: the one that is here is looked at before it is
+    /// relied on.
+    pub(super) fn is_kept(&self, id: ObjectId, chunks: &[Chunk]) -> Result<bool, ImportError> {
+        Ok(self.store.hold(self.token, id)? && self.store.is_sound(id, chunks, self.now)?)
+    }
+
+    /// A copy of our own goes before the user's files, and so must be good.
+    pub(super) fn drop_bad_copy(&self, id: ObjectId, chunks: &[Chunk]) -> Result<(), ImportError> {
+        if self.store.inner().index.holds(id).map_err(StoreError::from)? == Some(false) {
+            self.store.is_sound(id, chunks, self.now)?;
+        }
+        Ok(())
     }
 
     fn finish_object(
@@ -142,14 +157,15 @@ impl Import<'_> {
             while !is_end && ahead.len() < self.read_ahead {
                 self.check_cancel()?;
                 let mut block = self.pool.block();
-                let held = read_full(file, &mut block.bytes, read).map_err(unreadable(path))?;
+                let start = read;
+                let held = read_full(file, &mut block.bytes, start).map_err(unreadable(path))?;
                 read += held as u64;
                 is_end = held < BLOCK || read >= size;
                 if is_end && read != size {
                     return Err(changed(path));
                 }
                 let (block, guess) = (Arc::new(block), Arc::new(Guess::default()));
-                feed.give(Job::Guess(block.clone(), held, guess.clone()));
+                feed.give(Job::Guess(block.clone(), start, held, guess.clone()));
                 ahead.push_back((block, held, guess, is_end));
             }
             let Some((block, held, guess, is_last)) = ahead.pop_front() else { return Ok(()) };
@@ -169,21 +185,23 @@ impl Import<'_> {
         }
     }
 
-    /// Whether an object of this length and with the same first chunk is here: then it is worth a look
+    /// Whether an object of this length and with the same chunk after its head is here: then it is worth a look
     /// before anything is written.
     fn seems_known(&self, file: &File, source: &Source) -> Result<bool, ImportError> {
-        let len = source.stamp.bytes.min(u64::from(MAX_CHUNK)) as usize;
+        let skipped =
+            if source.stamp.bytes > u64::from(MIN_CHUNK) { u64::from(HEAD_CHUNK) } else { 0 };
+        let len = (source.stamp.bytes - skipped).min(u64::from(MAX_CHUNK)) as usize;
         let mut block = self.pool.block();
-        let head = &mut block.bytes[..len];
-        if file.read_exact_at(head, 0).is_err() {
+        let start = &mut block.bytes[..len];
+        if file.read_exact_at(start, skipped).is_err() {
             return Ok(false); // It is found again where the file is read.
         }
-        let first = Hash::of(&head[..cut(head)]);
+        let first = Hash::of(&start[..cut(skipped, start)]);
         let index = &self.store.inner().index;
-        let found = index.locations(first, LOOKALIKES).map_err(crate::store::StoreError::from)?;
+        let found = index.locations(first, LOOKALIKES).map_err(StoreError::from)?;
         for (id, offset) in found {
-            let outline = index.outline(id).map_err(crate::store::StoreError::from)?;
-            if offset == 0 && outline == Some((source.stamp.bytes, false)) {
+            let outline = index.outline(id).map_err(StoreError::from)?;
+            if offset == skipped && outline == Some((source.stamp.bytes, false)) {
                 return Ok(true);
             }
         }

@@ -172,11 +172,12 @@ impl Import<'_> {
             offset += source.stamp.bytes;
         }
         if self.options.in_place {
+            self.drop_bad_copy(id, &chunks)?;
             let segments: Vec<_> =
                 segments.iter().map(|(offset, source)| (*offset, segment(source))).collect();
             let content = Content::InPlace(segments);
             self.finish(Finished { id, chunks: chunks.clone(), content })?;
-        } else if !self.store.hold(self.token, id)? {
+        } else if !self.is_kept(id, &chunks)? {
             let files = &self.store.inner().files;
             let path = files.temporary();
             let file = files.create(&path)?;
@@ -202,7 +203,7 @@ fn cut_block(feed: &Feed<'_>, block: &Arc<pipe::Block>) -> Result<Vec<Chunk>, Im
     let sums = Arc::new(Sums::default());
     let (mut done, mut at) = (0, 0);
     while done < block.bytes.len() {
-        let bytes = cut(&block.bytes[done..]);
+        let bytes = cut(done as u64, &block.bytes[done..]);
         let range = done..done + bytes;
         let (pieces, sums) = (vec![(block.clone(), range)], sums.clone());
         feed.give(Job::Hash(Work { pieces, target: None, offset: done as u64, sums, at }));

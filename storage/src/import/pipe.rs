@@ -46,8 +46,8 @@ pub(super) struct Target {
 
 /// Something for the threads to do.
 pub(super) enum Job {
-    /// Finds the cuts of a block.
-    Guess(Arc<Block>, usize, Arc<Guess>),
+    /// Finds the cuts of a block: where in its file it is, and how long.
+    Guess(Arc<Block>, u64, usize, Arc<Guess>),
     /// Hashes a chunk.
     Hash(Work),
     /// Brings to disk what was written so far, so that less is left for the end.
@@ -129,7 +129,7 @@ impl<'a> Feed<'a> {
 impl Job {
     fn run(self, files: &Files) {
         match self {
-            Job::Guess(block, len, guess) => guess.find(&block.bytes[..len]),
+            Job::Guess(block, start, len, guess) => guess.find(start, &block.bytes[..len]),
             Job::Hash(work) => work.run(files),
             Job::Sync(target, sums) => {
                 let synced = files.sync(&target.file, &target.path);
@@ -163,8 +163,8 @@ impl Work {
 }
 
 impl Guess {
-    fn find(&self, bytes: &[u8]) {
-        let found = super::cuts::guess(bytes);
+    fn find(&self, start: u64, bytes: &[u8]) {
+        let found = super::cuts::guess(start, bytes);
         *locked(&self.cuts) = Some(found);
         self.done.notify_all();
     }

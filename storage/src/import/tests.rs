@@ -95,6 +95,41 @@ fn what_is_stored_is_not_written_again() {
 }
 
 #[test]
+fn what_was_damaged_in_the_store_is_written_again_from_what_is_imported() {
+    let (home, store) = store();
+    let root = TempDir::new().unwrap();
+    plant(root.path(), &[("large", noise(3 << 20, 1)), ("small", noise(5000, 2))]);
+    let objects = home.path().join("store/objects");
+    let files = || -> Vec<_> { planted(&objects).into_keys().map(|p| objects.join(p)).collect() };
+    let first = take(&store, root.path());
+    assert_eq!(files().len(), 2, "a file and a pack");
+    for harm in ["flip", "cut", "remove"] {
+        for file in files() {
+            fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
+            let mut bytes = fs::read(&file).unwrap();
+            match harm {
+                "flip" => bytes[1000] ^= 1,
+                "cut" => bytes.truncate(1000),
+                _ => fs::remove_file(&file).unwrap(),
+            }
+            if harm != "remove" {
+                fs::write(&file, &bytes).unwrap();
+            }
+        }
+        for options in [IN_PLACE, FOLLOW] {
+            assert_eq!(import(&store, root.path(), options, NOW).unwrap().hash, first.hash);
+            let verified = store.verify(first.hash, NOW, |_| {}).unwrap();
+            assert!(verified.damaged.is_empty(), "{harm}: {verified:?}");
+        }
+        assert_eq!(files().len(), 2, "{harm}");
+    }
+    // A file that somebody removes is found to be gone, and not only once.
+    fs::remove_file(&files()[0]).unwrap();
+    assert_eq!(store.verify(first.hash, NOW, |_| {}).unwrap().damaged.len(), 1);
+    assert!(!store.is_whole(first.hash).unwrap());
+}
+
+#[test]
 fn trees_come_out_as_they_were() {
     let (_home, store) = store();
     let root = TempDir::new().unwrap();

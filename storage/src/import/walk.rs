@@ -151,10 +151,10 @@ impl Walk<'_> {
         let Ok(target) = fs::canonicalize(path) else { return refuse("leads nowhere") };
         let meta = fs::metadata(&target).map_err(unreadable(path))?;
         if !self.follow && !target.starts_with(&self.root) {
-            return refuse("leads out of the tree (follow takes it nevertheless)");
+            return refuse("leads out of the tree (--follow takes it nevertheless)");
         }
         if !self.follow && !meta.is_file() {
-            return refuse("leads to no regular file (follow takes directories, too)");
+            return refuse("leads to no regular file (--follow takes directories, too)");
         }
         if meta.is_dir() && from.above.contains(&(meta.dev(), meta.ino())) {
             return refuse("leads to a directory that it is in");

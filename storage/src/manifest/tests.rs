@@ -213,6 +213,7 @@ fn a_file_is_no_directory() {
 fn chunks_are_of_lengths_that_a_cut_gives() {
     let why = "a chunk of a length that no cut gives";
     assert_eq!(contradiction(|m| m.objects[0].chunks[0].bytes = MIN_CHUNK - 1), why);
+    assert_eq!(contradiction(|m| m.objects[0].chunks[0].bytes = HEAD_CHUNK + 1), why);
     assert_eq!(contradiction(|m| m.objects[0].chunks[0].bytes = MAX_CHUNK + 1), why);
     assert_eq!(contradiction(|m| m.objects[0].chunks[1].bytes = MAX_CHUNK + 1), why);
     assert_eq!(contradiction(|m| m.objects[0].chunks[1].bytes = 0), why);

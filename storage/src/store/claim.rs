@@ -37,7 +37,7 @@ pub(crate) enum Content {
 impl Store {
     /// Claims objects, and holds them for `holder`. How many bytes are in chunks that were not here.
     ///
-    /// What is staged for objects that are here already is removed.
+    /// What is staged takes the place of what is here already: it was hashed just now, and nobody knows when the other was.
     pub(crate) fn claim(&self, objects: &[Finished], holder: Hash) -> Result<u64, StoreError> {
         let files = &self.inner.files;
         let (mut staged, mut unsynced) = (Vec::new(), Vec::new());
@@ -51,13 +51,16 @@ impl Store {
         let _named = self.inner.names.read().unwrap_or_else(PoisonError::into_inner);
         let (mut directories, mut named) = (BTreeSet::new(), BTreeSet::new());
         for (id, path) in staged {
-            if !named.insert(id) || self.inner.index.holds(id)? == Some(false) {
+            if !named.insert(id) {
                 files.remove(path)?;
                 continue;
             }
             let home = files.object(id);
-            files.seal(path)?;
-            files.rename(path, &home)?;
+            // It has its name already if the index could not be written the last time.
+            if path.exists() || !home.exists() {
+                files.seal(path)?;
+                files.rename(path, &home)?;
+            }
             directories.extend(home.parent().map(PathBuf::from));
         }
         for directory in directories {

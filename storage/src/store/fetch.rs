@@ -144,12 +144,15 @@ impl Fetch {
             return Err(StoreError::WrongChunk { number, want: want.id, found });
         }
         let places = self.put(want.id, bytes)?;
-        if self.dirty_bytes.load(Ordering::Relaxed) >= FLUSH_BYTES
-            || lock(&self.dirty).len() >= FLUSH_OBJECTS
-        {
-            self.flush()?;
-        }
         Ok(if places > 0 { Wrote::New(places) } else { Wrote::Had })
+    }
+
+    /// As [`Fetch::flush`], if much has come since the last one. To be called after every write, so that not too much
+    /// is lost by a crash.
+    pub fn flush_if_due(&self) -> Result<(), StoreError> {
+        let is_due = self.dirty_bytes.load(Ordering::Relaxed) >= FLUSH_BYTES
+            || lock(&self.dirty).len() >= FLUSH_OBJECTS;
+        if is_due { self.flush() } else { Ok(()) }
     }
 
     /// The other places where the manifest has the same chunk.
@@ -196,6 +199,7 @@ impl Fetch {
                 }
                 if let Some(bytes) = store.salvage(place, now)? {
                     self.write(number, &bytes)?;
+                    self.flush_if_due()?;
                 }
             }
         }
@@ -220,7 +224,13 @@ impl Fetch {
         let _one = lock(&inner.flush);
         let mut batch = Vec::new();
         for partial in objects.iter().filter_map(|object| self.objects[*object].as_ref()) {
-            batch.extend(partial.start_sync(files)?.map(|unsynced| (partial, unsynced)));
+            match partial.start_sync(files) {
+                Ok(unsynced) => batch.extend(unsynced.map(|unsynced| (partial, unsynced))),
+                Err(error) => {
+                    batch.into_iter().for_each(|(p, unsynced)| p.on_sync_put_off(unsynced));
+                    return Err(error);
+                }
+            }
         }
         let data = batch.iter().map(|(partial, unsynced)| (&*unsynced.file, &*partial.data));
         if let Err(error) = files.sync_each(data) {

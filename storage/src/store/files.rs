@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use mesh_consensus::id::{Hash, ObjectId};
 use serde::{Deserialize, Serialize};
 
+use rustix::io::Errno;
+
 use super::StoreError;
 
 /// From here on one sync of the file system is cheaper than one for each file.
@@ -127,6 +129,16 @@ impl Files {
         file.write_all_at(bytes, offset).map_err(StoreError::io(path))
     }
 
+    /// Takes room on the disk for the first `bytes` of a file, where the file system can: to write there does not fail
+    /// for lack of it later.
+    pub(crate) fn reserve(&self, file: &File, path: &Path, bytes: u64) -> Result<(), StoreError> {
+        use rustix::fs::{FallocateFlags, fallocate};
+        match fallocate(file, FallocateFlags::empty(), 0, bytes) {
+            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),
+            reserved => reserved.map_err(io::Error::from).map_err(StoreError::io(path)),
+        }
+    }
+
     /// Makes the bytes durable. After an error nobody knows which of them are.
     pub(crate) fn sync(&self, file: &File, path: &Path) -> Result<(), StoreError> {
         file.sync_data().map_err(StoreError::io(path))?;
@@ -225,7 +237,9 @@ impl Watch {
     }
 
     fn write(&self, path: &Path, bytes: usize) -> io::Result<()> {
-        if let Some(room) = self.room.lock().unwrap().as_mut() {
+        // The room of records was reserved.
+        let is_reserved = path.extension().is_some_and(|end| end == "bits");
+        if let (Some(room), false) = (self.room.lock().unwrap().as_mut(), is_reserved) {
             *room = room.checked_sub(bytes as u64).ok_or(io::ErrorKind::StorageFull)?;
         }
         self.note(|| Step::Write(path.into()));

@@ -274,7 +274,9 @@ fn cut_file(path: &Path) -> Result<Vec<Chunk>, StoreError> {
     const WINDOW: usize = 4 * MAX_CHUNK as usize;
     let file = File::open(path).map_err(StoreError::io(path))?;
     let mut window = vec![0; WINDOW];
-    let (mut chunks, mut held, mut at) = (Vec::new(), 0, 0u64);
+    // Where the next chunk begins, and how much was read.
+    let (mut offset, mut at) = (0u64, 0u64);
+    let (mut chunks, mut held) = (Vec::new(), 0);
     loop {
         let mut is_end = false;
         while held < WINDOW && !is_end {
@@ -285,10 +287,11 @@ fn cut_file(path: &Path) -> Result<Vec<Chunk>, StoreError> {
         }
         let mut start = 0;
         while held - start >= MAX_CHUNK as usize || (is_end && start < held) {
-            let bytes = cut(&window[start..held]);
+            let bytes = cut(offset, &window[start..held]);
             let id = Hash::of(&window[start..start + bytes]);
             chunks.push(Chunk { id, bytes: bytes as u32 });
             start += bytes;
+            offset += bytes as u64;
         }
         if is_end {
             return Ok(chunks);

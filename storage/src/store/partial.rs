@@ -2,7 +2,8 @@
 //!
 //! `.data` has the length of the object from the start. `.bits` is a header and records, each with the numbers
 //! of some chunks and a checksum; a record is written only after the chunks in it are on stable storage. What follows
-//! a record that does not fit was being written when the power went: it is cut off.
+//! the last record that fits was being written when the power went, or is empty: its room is taken before the first
+//! chunk is written, so that a disk that fills up cannot keep us from recording what it holds.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt as _;
@@ -66,6 +67,9 @@ impl Partial {
         let is_usable = fs::metadata(&data).is_ok_and(|meta| meta.len() == bytes);
         let recorded = if is_usable { fs::read(&bits).unwrap_or_default() } else { Vec::new() };
         let (have, bits_end) = read_bits(id, count, &recorded);
+        if bits_end == 0 {
+            files.remove(&bits)?;
+        }
         let state = State {
             have,
             writing: Bitmap::new(count),
@@ -122,6 +126,12 @@ impl Partial {
         }
         let file = files.create(&self.data)?;
         file.set_len(self.bytes).map_err(StoreError::io(&self.data))?;
+        let bits = files.create(&self.bits)?;
+        // What stands behind the records that count must never count: it may be of another `.data`.
+        bits.set_len(state.bits_end).map_err(StoreError::io(&self.bits))?;
+        let records = self.chunks.len() * (4 + 4 + CHECK);
+        let room = MAGIC.len() + self.id.0.len() + records;
+        files.reserve(&bits, &self.bits, room as u64)?;
         let file = Arc::new(file);
         state.file = Some(file.clone());
         Ok(file)
@@ -165,6 +175,11 @@ impl Partial {
         state.file = None;
     }
 
+    /// There was no sync: they are to be taken once more.
+    pub(super) fn on_sync_put_off(&self, unsynced: Unsynced) {
+        lock(&self.state).fresh.extend(unsynced.chunks);
+    }
+
     /// The sync is done. Whether all is there, and can be claimed; if not, the record that is to be synced.
     pub(super) fn on_synced(
         &self,
@@ -194,7 +209,6 @@ impl Partial {
         }
         bytes.extend(encode_record(self.id, fresh));
         let file = files.create(&self.bits)?;
-        file.set_len(state.bits_end).map_err(StoreError::io(&self.bits))?;
         files.write_at(&file, &self.bits, &bytes, state.bits_end)?;
         state.bits_end += bytes.len() as u64;
         Ok(file)

@@ -22,6 +22,7 @@ use super::index::{self, MANIFESTS, OBJECTS, ObjectRow, failure};
 use super::partial::Partial;
 use super::{Loaded, Place, Store, StoreError, lock};
 use crate::bitmap::Bitmap;
+use crate::chunk::Chunk;
 
 /// How long a hash is believed of a file that nobody touched.
 const TRUST_FOR: Duration = Duration::from_secs(24 * 3600);
@@ -105,7 +106,10 @@ impl Store {
     fn read_place(&self, place: Place, now: Time, may_trust: bool) -> Result<Vec<u8>, StoreError> {
         let mut bytes = vec![0; place.what.bytes as usize];
         let source = self.read_raw(&place, &mut bytes)?;
-        let (source, is_short) = source.ok_or(StoreError::Missing(place.id))?;
+        let Some((source, is_short)) = source else {
+            self.forget_gone(place.id)?;
+            return Err(StoreError::Missing(place.id));
+        };
         let stamp = match &source {
             Source::Stored(stamp) | Source::InPlace(Some(stamp)) => Some(*stamp),
             Source::InPlace(None) | Source::Partial(_) => None,
@@ -256,7 +260,7 @@ impl Store {
                     Ok(_) => {}
                     Err(StoreError::Damaged { .. }) => is_damaged = true,
                     // It was removed meanwhile, or by somebody who should not have.
-                    Err(StoreError::Missing(_)) => self.forget(id)?,
+                    Err(StoreError::Missing(_)) => {}
                     Err(error) => return Err(error),
                 }
                 offset += u64::from(what.bytes);
@@ -297,9 +301,50 @@ impl Store {
         self.inner.files.set_aside(&path, &id.to_string())
     }
 
+    /// Takes an object out of the index if its file is gone: somebody removed it who should not have.
+    fn forget_gone(&self, id: ObjectId) -> Result<(), StoreError> {
+        let is_gone = |store: &Self| -> Result<bool, StoreError> {
+            let is_stored = store.inner.index.holds(id)? == Some(false);
+            Ok(is_stored && !store.inner.files.object(id).exists())
+        };
+        if is_gone(self)? {
+            let _named = self.inner.names.write().unwrap_or_else(PoisonError::into_inner);
+            // It may have come back before nobody could name files any more.
+            if is_gone(self)? {
+                self.drop_from_index(id)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a stored object is still what it should be. If not, it is out of the way afterwards.
+    pub(crate) fn is_sound(
+        &self,
+        id: ObjectId,
+        chunks: &[Chunk],
+        now: Time,
+    ) -> Result<bool, StoreError> {
+        let mut offset = 0;
+        for (chunk, what) in chunks.iter().enumerate() {
+            let place = Place { object: 0, id, chunk, offset, what: *what };
+            match self.read_place(place, now, true) {
+                Ok(_) => {}
+                Err(StoreError::Damaged { .. } | StoreError::Missing(_)) => return Ok(false),
+                Err(error) => return Err(error),
+            }
+            offset += u64::from(what.bytes);
+        }
+        Ok(true)
+    }
+
     /// Takes an object out of the index only.
     fn forget(&self, id: ObjectId) -> Result<(), StoreError> {
         let _named = self.inner.names.write().unwrap_or_else(PoisonError::into_inner);
+        self.drop_from_index(id)
+    }
+
+    /// To be called while nobody names files.
+    fn drop_from_index(&self, id: ObjectId) -> Result<(), StoreError> {
         self.inner.index.write(|tx| index::drop_object(tx, id))?;
         self.inner.losses.fetch_add(1, Ordering::Relaxed);
         lock(&self.inner.trust).objects.remove(&id);

@@ -146,7 +146,7 @@ impl Swarm {
             self.timeouts += 1;
             let Some(peer) = self.peers.get_mut(&node) else { continue };
             peer.rest(now, timeout.max(self.settings.rest));
-            peer.any = 0;
+            peer.give_up_any();
             let strikes = peer.strikes;
             let chunks: Vec<u32> = peer.asked.iter().map(|ask| ask.chunk).collect();
             for chunk in chunks {
@@ -205,9 +205,12 @@ impl Swarm {
         }
     }
 
-    /// Whether sources are asked for chunks by number.
+    /// Whether sources are asked for chunks by number: not while one of them is choosing, since nobody knows what.
     fn may_name(&self) -> bool {
         let mut sources = self.peers.values().filter(|peer| peer.is_source);
+        if sources.clone().any(|source| source.any > 0) {
+            return false;
+        }
         sources.next().is_some_and(|source| source.is_spent) || sources.next().is_some()
     }
 

@@ -9,12 +9,16 @@ use crate::bitmap::Bitmap;
 
 /// What a round trip is taken for until the caller tells.
 const GUESSED_RTT: Duration = Duration::from_millis(20);
+/// A chunk that has come is verified and written, and then the next is asked for: on a busy machine that takes so long.
+const TURNS: Duration = Duration::from_millis(10);
 /// Asks that were given up but may still be answered.
 const MAX_LATE: usize = 16;
 /// Refusals that are remembered.
 const MAX_REFUSED: usize = 64;
 /// So many time-outs are given to a chunk whose bytes come.
 const MAX_PATIENCE: u32 = 8;
+/// Shorter chunks tell of the way there and back, and not of the rate.
+const TELLING: u32 = 64 << 10;
 /// A rest is doubled so often at most.
 const MAX_DOUBLINGS: u32 = 6;
 
@@ -36,6 +40,8 @@ pub(super) struct Peer {
     pub(super) asked: VecDeque<Asked>,
     /// Chunks of its choice that it was asked for and that did not come yet.
     pub(super) any: u32,
+    /// Those that were given up, but may still come.
+    late_any: u32,
     /// When the last of them was asked for.
     pub(super) any_at: Time,
     /// It has nothing to choose any more.
@@ -68,6 +74,7 @@ impl Peer {
             rtt: GUESSED_RTT,
             asked: VecDeque::new(),
             any: 0,
+            late_any: 0,
             any_at: now,
             is_spent: false,
             began: None,
@@ -86,15 +93,17 @@ impl Peer {
         self.asked.len() + self.any as usize
     }
 
-    /// How many more it may be asked for: what fills the way there and back, and two.
+    /// How many more it may be asked for: what fills the way there and back, what comes while tasks take turns, and two.
     pub(super) fn credits(&self, now: Time, mean_chunk: f64, least: usize, most: usize) -> usize {
         if now < self.rests_until {
             return 0;
         }
-        let on_the_way = self.rate.unwrap_or(0.0) * self.rtt.as_secs_f64() * 1000.0 / mean_chunk;
+        let chunks_in =
+            |time: Duration| self.rate.unwrap_or(0.0) * time.as_secs_f64() * 1000.0 / mean_chunk;
+        let on_the_way = chunks_in(self.rtt).ceil() + chunks_in(TURNS).floor();
         // After a strike it has to prove itself with one chunk.
         let most = if self.strikes > 0 { 1 } else { most };
-        (on_the_way.ceil() as usize + 2).clamp(least.min(most), most).saturating_sub(self.owes())
+        (on_the_way as usize + 2).clamp(least.min(most), most).saturating_sub(self.owes())
     }
 
     /// Bytes a millisecond, if known.
@@ -147,13 +156,46 @@ impl Peer {
         };
         let took = now.since(self.since(asked_at)).as_secs_f64() * 1000.0;
         let rate = f64::from(bytes) / took.max(1.0);
-        self.rate = Some(self.rate.map_or(rate, |old| 0.7 * old + 0.3 * rate));
+        self.rate = match self.rate {
+            None if bytes < TELLING => None,
+            None => Some(rate),
+            Some(old) if bytes < TELLING => Some(old.max(rate)),
+            Some(old) => Some(0.7 * old + 0.3 * rate),
+        };
         self.heard = now;
         self.moved = now;
-        self.began = None;
+        // The next may have begun while this one was being written.
+        self.began = self.began.filter(|began| *began != chunk);
         self.strikes = 0;
         self.rests_until = self.rests_until.min(now);
         ask.map(|ask| now.since(ask.at))
+    }
+
+    /// Bytes of a chunk come. Answers whether it is one of its own choice, which is then as good as asked for by number.
+    pub(super) fn on_began(&mut self, now: Time, chunk: u32, bytes: u32) -> bool {
+        self.began = Some(chunk);
+        self.moved = now;
+        let is_expected = |asks: &VecDeque<Asked>| asks.iter().any(|ask| ask.chunk == chunk);
+        if is_expected(&self.asked) || is_expected(&self.late) {
+            return false;
+        }
+        match (self.any, self.late_any) {
+            (0, 0) => return false,
+            (0, _) => self.late_any -= 1,
+            _ => self.any -= 1,
+        }
+        self.asked.push_front(Asked { chunk, bytes, at: self.any_at });
+        true
+    }
+
+    /// Chunks of its choice are not expected any more, though it may be sending some.
+    pub(super) fn give_up_any(&mut self) {
+        self.late_any = self.late_any.saturating_add(std::mem::take(&mut self.any));
+    }
+
+    /// It has nothing to choose any more.
+    pub(super) fn on_nothing(&mut self) {
+        (self.any, self.late_any, self.is_spent) = (0, 0, true);
     }
 
     /// It is not expected to send this any more. Answers whether it was.

@@ -289,6 +289,59 @@ fn a_lone_source_chooses_and_is_spared_afterwards() {
 }
 
 #[test]
+fn what_a_source_has_begun_to_send_is_asked_of_nobody() {
+    let mut swarm = swarm(6);
+    swarm.on_peer(at(0), id(1), Bitmap::full(6));
+    assert_eq!(swarm.poll(at(0)).asks, [(id(1), Ask::Any(3))]);
+    for chunk in [0, 1, 2] {
+        swarm.on_began(at(10), id(1), chunk);
+    }
+    // That there is nothing more to choose is heard before what it sent is written.
+    swarm.on_nothing(id(1));
+    let mut asked = of(&swarm.poll(at(11)), id(1));
+    swarm.on_chunk(at(12), id(1), 0, true);
+    asked.extend(of(&swarm.poll(at(12)), id(1)));
+    assert!(asked.iter().all(|chunk| *chunk >= 3), "{asked:?}");
+    // Nor of another source, nor once the first is given up for a while.
+    swarm.on_peer(at(13), id(2), Bitmap::full(6));
+    assert!(of(&swarm.poll(at(13)), id(2)).iter().all(|chunk| *chunk >= 3));
+}
+
+#[test]
+fn nothing_is_named_while_a_source_is_choosing() {
+    let mut swarm = swarm(40);
+    swarm.on_peer(at(0), id(1), Bitmap::full(40));
+    assert_eq!(swarm.poll(at(0)).asks.len(), 1);
+    swarm.on_peer(at(1), id(2), Bitmap::full(40));
+    assert_eq!(swarm.poll(at(1)).asks, [], "it may be choosing just that");
+    for chunk in [7, 8, 9] {
+        swarm.on_began(at(2), id(1), chunk);
+    }
+    let plan = swarm.poll(at(2));
+    assert!(!of(&plan, id(2)).is_empty());
+    assert!(of(&plan, id(2)).iter().all(|chunk| !(7..=9).contains(chunk)));
+}
+
+#[test]
+fn a_chunk_that_comes_while_another_is_written_is_still_coming() {
+    let mut swarm = swarm(2);
+    swarm.on_peer(at(0), id(1), bits(2, [0, 1]));
+    swarm.on_nothing(id(1));
+    let mut owed = of(&swarm.poll(at(0)), id(1));
+    owed.sort_unstable();
+    assert_eq!(owed, [0, 1]);
+    swarm.on_began(at(10), id(1), 0);
+    swarm.on_began(at(20), id(1), 1);
+    swarm.on_chunk(at(21), id(1), 0, true);
+    // However slow it seems, nobody else is asked for what is coming.
+    swarm.on_peer(at(22), id(2), bits(2, [0, 1]));
+    for now in (1_000..1_900).step_by(100) {
+        let plan = swarm.poll(at(now));
+        assert_eq!((of(&plan, id(2)), plan.cancels), (vec![], vec![]), "at {now}");
+    }
+}
+
+#[test]
 fn several_sources_are_asked_by_number() {
     let mut swarm = swarm(20);
     swarm.on_peer(at(0), id(1), Bitmap::full(20));

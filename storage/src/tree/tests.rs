@@ -43,7 +43,7 @@ impl Store {
         let mut rest = content;
         let mut chunks = Vec::new();
         while !rest.is_empty() {
-            let (chunk, tail) = rest.split_at(cut(rest));
+            let (chunk, tail) = rest.split_at(cut((content.len() - rest.len()) as u64, rest));
             chunks.push(Chunk { id: Hash::of(chunk), bytes: chunk.len() as u32 });
             rest = tail;
         }
@@ -410,6 +410,24 @@ fn a_file_of_an_earlier_run_that_was_changed_is_named() {
         assert_eq!(found, (path.to_owned(), "it is a file of other content"));
         assert_eq!(fs::read(&file).unwrap(), noise(bytes, 99));
     }
+}
+
+#[test]
+fn a_copy_of_what_has_changed_since_it_was_verified_gets_no_name() {
+    let (mut store, manifest) = sample();
+    store.may_link = false;
+    let long = manifest.entries.iter().find(|entry| entry.path == "d/long").unwrap();
+    let Kind::File { object, .. } = long.kind else { panic!("{long:?}") };
+    let path = store.path(&manifest, object as usize).to_owned();
+    chmod(&path, 0o644);
+    let mut bytes = fs::read(&path).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    fs::write(&path, bytes).unwrap();
+    let dir = TempDir::new().unwrap();
+    let refused = lay(&manifest, dir.path(), &store).unwrap_err();
+    assert!(matches!(&refused, TreeError::Damaged { path, .. } if path == "d/long"), "{refused}");
+    assert!(!dir.path().join("d/long").exists());
 }
 
 #[test]

@@ -145,6 +145,37 @@ impl Run<'_> {
         Ok(())
     }
 
+    /// Reads a copy again if its source is a file of the user, who may have changed it since it was verified.
+    pub(super) fn check_copy(
+        &mut self,
+        entry: &Entry,
+        opened: &Opened,
+        number: u32,
+        file: &File,
+    ) -> Result<(), TreeError> {
+        if opened.object.may_link {
+            return Ok(());
+        }
+        let manifest = self.manifest;
+        let mut at = 0;
+        for chunk in &manifest.objects[number as usize].chunks {
+            let mut hasher = blake3::Hasher::new();
+            let end = at + u64::from(chunk.bytes);
+            while at < end {
+                self.go_on()?;
+                let step = usize::try_from(end - at).unwrap_or(BUFFER).min(BUFFER);
+                file.read_exact_at(&mut self.buffer[..step], at)
+                    .map_err(|error| write_error(&entry.path, error))?;
+                hasher.update(&self.buffer[..step]);
+                at += step as u64;
+            }
+            if hasher.finalize() != blake3::Hash::from_bytes(chunk.id.0) {
+                return Err(damaged(entry, opened.id));
+            }
+        }
+        Ok(())
+    }
+
     pub(super) fn copy_member(
         &mut self,
         entry: &Entry,

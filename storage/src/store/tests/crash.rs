@@ -35,6 +35,14 @@ fn child() {
         let imported = take(&store, &dir("MESH_STORE_TREE"));
         say(&format!("CLAIMED {}", imported.hash));
         std::thread::sleep(Duration::from_secs(20));
+    } else if role == "evict" {
+        loop {
+            let evicted = store.evict(1, |_| true).unwrap().manifests;
+            evicted.iter().for_each(|hash| say(&format!("EVICTED {hash}")));
+            if evicted.is_empty() {
+                break std::thread::sleep(Duration::from_secs(20));
+            }
+        }
     } else {
         let from = Store::open(dir("MESH_STORE_FROM")).unwrap();
         let hash = from.list().unwrap()[0].hash;
@@ -169,4 +177,44 @@ fn a_fetch_killed_at_any_moment_goes_on_where_it_was() {
         }
     }
     assert!(resumed > 0 && unclaimed > 0, "{resumed} resumed, {unclaimed} were killed in time");
+}
+
+#[test]
+fn an_eviction_killed_at_any_moment_takes_nothing_that_is_needed() {
+    // Sixteen versions that share a file; two of them are counted on.
+    let trees: Vec<TempDir> = (0..16).map(|_| TempDir::new().unwrap()).collect();
+    for (at, tree) in trees.iter().enumerate() {
+        let own = noise(300_000, 100 + at as u64);
+        plant(tree.path(), &[("shared", noise(600_000, 1)), ("own", own)]);
+        plant(tree.path(), &[("small", noise(5_000, at as u64))]);
+    }
+    let home = TempDir::new().unwrap();
+    let (mut rng, mut partly) = (fastrand::Rng::with_seed(3), 0);
+    let fill = |store: &Store| -> Vec<Hash> {
+        trees.iter().map(|tree| take(store, tree.path()).hash).collect()
+    };
+    let hashes = fill(&Store::open(home.path()).unwrap());
+    for _ in 0..trials() {
+        let store = Store::open(home.path()).unwrap();
+        assert_eq!(fill(&store), hashes);
+        let needed = [rng.usize(..hashes.len()), rng.usize(..hashes.len())];
+        needed.iter().for_each(|at| store.pin(hashes[*at], "needed").unwrap());
+        drop(store);
+        let after = Duration::from_micros(rng.u64(0..60_000));
+        let said = killed("evict", after, &[("MESH_STORE_HOME", home.path())]);
+        assert!(said.contains("READY"), "{said}");
+        let store = Store::open(home.path()).unwrap();
+        check_claims(&store, &said);
+        for at in needed {
+            assert!(contents(&store, hashes[at]) == planted(trees[at].path()), "after {said}");
+            store.unpin(hashes[at], "needed").unwrap();
+        }
+        let held: Vec<Hash> = store.list().unwrap().iter().map(|held| held.hash).collect();
+        for hash in &hashes {
+            let is_gone = said.contains(&format!("EVICTED {hash}"));
+            assert!(!(is_gone && held.contains(hash)), "{hash} is back after {said}");
+        }
+        partly += u64::from((3..16).contains(&held.len()));
+    }
+    assert!(partly > 0, "no trial was killed in between");
 }

@@ -168,12 +168,18 @@ fn a_chunk_that_occurs_often_is_written_once_for_all() {
     let bytes = from.manifest_bytes(hash).unwrap();
     let store = Store::open(home.path()).unwrap();
     let fetch = store.fetch(bytes, hash, NOW).unwrap();
-    assert_eq!(fetch.missing().count(), 6);
+    // The heads of both, and what their last chunks have more than the one before.
+    let head = 4 << 10;
+    assert_eq!(fetch.missing().count(), 8);
     let chunk = vec![0; 4 << 20];
-    assert_eq!(fetch.write(1, &chunk).unwrap(), Wrote::New(5));
-    assert_eq!(fetch.write(0, &chunk).unwrap(), Wrote::Had);
-    let [last] = fetch.missing().present().collect::<Vec<_>>()[..] else { panic!() };
-    fetch.write(last, &vec![0; 1 << 20]).unwrap();
+    assert_eq!(fetch.write(1, &chunk).unwrap(), Wrote::New(4));
+    assert_eq!(fetch.write(2, &chunk).unwrap(), Wrote::Had);
+    assert_eq!(fetch.write(0, &chunk[..head]).unwrap(), Wrote::New(2));
+    let lasts: Vec<usize> = fetch.missing().present().collect();
+    assert_eq!(lasts, [3, 7]);
+    for (last, bytes) in lasts.into_iter().zip([1 << 20, 4 << 20]) {
+        fetch.write(last, &chunk[..bytes - head]).unwrap();
+    }
     fetch.finish(NOW).unwrap();
     assert_eq!(contents(&store, hash), planted(tree.path()));
 }
@@ -211,9 +217,12 @@ fn a_full_disk_is_told_and_the_fetch_goes_on_when_there_is_room() {
         }
         assert!(!store.has(origin.hash).unwrap());
         if round % 3 == 0 {
-            _ = fetch.flush();
+            // What has come is recorded all the same, and does not come again.
+            let had = fetch.have();
+            fetch.flush().unwrap();
             drop(fetch);
             fetch = origin.fetch(&store);
+            assert_eq!(fetch.have(), had);
         }
     }
     assert_eq!(contents(&store, origin.hash), planted(origin.tree.path()));
