@@ -7,11 +7,11 @@ use mesh_consensus::id::{MeshId, NodeId, PartyId, RaftId, TicketId};
 use mesh_consensus::log::{ConfigChange, Entry, Payload, Seat, Snapshot};
 use mesh_consensus::replica::{Fact, Replica, Verdict};
 use mesh_consensus::time::Time;
-use mesh_node::state::command::{Act, Admit, Report, RequestOpen, RequestSign, TicketNew};
+use mesh_node::state::command::{Act, Admit, Report, RequestOpen, TicketNew};
 use mesh_node::state::founding::{Founding, mesh_id};
 use mesh_node::state::name::Name;
 use mesh_node::state::party::Slot;
-use mesh_node::state::request::{JointAct, RequestId};
+use mesh_node::state::request::JointAct;
 use mesh_node::state::ticket::{sign_consent, sign_join};
 use mesh_node::state::{FOUNDERS_SEAT, State};
 
@@ -113,32 +113,28 @@ struct Growth {
 }
 
 impl Growth {
-    fn slot(&self, position: u32) -> Slot {
+    /// The place of the next command of host 0, alone in its batch.
+    fn slot(&self) -> Slot {
         let author = node_id(&node_key(0));
-        Slot { mesh: self.mesh, epoch: 0, author, sequence: self.sequence + 1, position }
+        Slot { mesh: self.mesh, epoch: 0, author, sequence: self.sequence + 1, position: 0 }
     }
 
     fn found(&mut self, party: usize) -> PartyId {
         let id = party_id(&party_key(party));
         let far = Time(BEGINNING.0 + 1_000_000_000);
         if party > 0 {
-            let request = RequestId::at(self.replica.index() + 1, 0);
             let act = JointAct::FoundParty {
                 name: name(&format!("p{party}")),
                 signing: id,
                 sealing: [8; 32],
             };
+            // No other party has a node yet, so none has a say.
             let open = Act::RequestOpen(RequestOpen { act, expires: far });
-            let mut commands = vec![open.signed(&party_key(0), &self.slot(0))];
-            for (position, other) in (1..).zip(1..=party / 2) {
-                let yes = Act::RequestSign(RequestSign { request, yes: true });
-                commands.push(yes.signed(&party_key(other), &self.slot(position)));
-            }
-            self.batch(commands);
+            self.batch(vec![open.signed(&party_key(0), &self.slot())]);
         }
         let ticket = TicketId(ticket_seed(party).verifying_key().to_bytes());
         let ticket = TicketNew { ticket, party: id, expires: far, uses: 1000, worker: false };
-        let command = Act::TicketNew(ticket).signed(&party_key(party), &self.slot(0));
+        let command = Act::TicketNew(ticket).signed(&party_key(party), &self.slot());
         self.batch(vec![command]);
         id
     }

@@ -15,6 +15,8 @@ use mesh_chaos_tests::hosts::process::{Host, Place};
 use mesh_chaos_tests::hosts::wire::Link;
 use mesh_chaos_tests::hosts::{need, until};
 use mesh_node::clock;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 const BRIDGE: &[&str] = &["namespaces", "ip", "iptables-restore"];
 const WIRE: &[&str] = &["namespaces", "ip", "/dev/net/tun"];
@@ -111,6 +113,26 @@ fn a_bridge_loses_the_part_that_it_is_told_to() {
 }
 
 #[test]
+fn a_bridge_keeps_udp_back_and_lets_tcp_through() {
+    use std::net::{TcpListener, TcpStream};
+    if !need(BRIDGE) {
+        return;
+    }
+    let lab = Lab::bridged(3).unwrap();
+    lab.block_udp(0, 1).unwrap();
+    // Pings are UDP.
+    assert!(!reaches(&lab, 0, 1) && !reaches(&lab, 1, 0));
+    assert!(reaches(&lab, 0, 2) && reaches(&lab, 2, 1), "the third is not concerned");
+    let there = lab.address(1);
+    let listener = lab.namespace(1).run(|| TcpListener::bind((there, 0))).unwrap().unwrap();
+    let at = listener.local_addr().unwrap();
+    let connected = lab.namespace(0).run(|| TcpStream::connect_timeout(&at, ms(5000))).unwrap();
+    assert!(connected.is_ok(), "{connected:?}");
+    lab.heal().unwrap();
+    assert!(reaches(&lab, 0, 1) && reaches(&lab, 1, 0));
+}
+
+#[test]
 fn a_wire_delays_reorders_and_loses_as_it_is_told_to() {
     if !need(WIRE) {
         return;
@@ -176,6 +198,20 @@ fn a_host_is_paused_resumed_and_killed() {
     let mut child = sleeper(&host);
     drop(host);
     assert!(!child.wait().unwrap().success(), "who drops the host ends what runs on it");
+}
+
+#[test]
+fn a_node_that_ends_by_itself_does_not_go_unseen() {
+    let mut host = Host::new(&room(), "n0", Place::Loopback).unwrap();
+    host.init().unwrap();
+    assert_eq!(host.fell(), None);
+    // Not by way of the host, which would know that it was on purpose.
+    let pid = host.client().status().unwrap().pid;
+    kill(Pid::from_raw(pid), Signal::SIGKILL).unwrap();
+    until(ms(10_000), || (!host.runs()).then_some(())).expect("it is gone");
+    assert!(host.fell().unwrap().contains("ended by itself"));
+    host.kill().unwrap();
+    assert_eq!(host.fell(), None, "it may be dead now");
 }
 
 #[test]

@@ -23,7 +23,7 @@ use mesh_consensus::admit::Refused;
 use mesh_consensus::command::{Batch, BatchError};
 use mesh_consensus::core::Role;
 use mesh_consensus::driver::{Driver, Event, Outbox, Settings, Status, Turn};
-use mesh_consensus::id::{Epoch, Hash, MeshId, NodeId, PartyId, RaftId};
+use mesh_consensus::id::{Epoch, Hash, MeshId, NodeId, RaftId};
 use mesh_consensus::log::{
     Config, ConfigChange, Entry, HardState, Identity, Log, Payload, Seat, Snapshot,
 };
@@ -301,12 +301,8 @@ fn create(
     RedbLog::create(disk, FILE, identity, first, LogSettings::default())
 }
 
-fn parties_of(state: &State) -> BTreeSet<PartyId> {
-    state.parties().keys().copied().collect()
-}
-
 fn begin(log: &RedbLog, order: &Order) -> Result<(Identity, Snapshot), RecoverError> {
-    recover(log, State::blank(LEVEL), order, parties_of)
+    recover(log, State::blank(LEVEL), order, State::present_parties)
 }
 
 fn knows(state: &State, label: &str) -> bool {
@@ -737,6 +733,28 @@ fn among_three_parties_two_must_sign() {
     net.recover(4, &[2, 1]);
     net.write(4, "new");
     assert!(net.knows(4, "new") && net.knows(4, "tail-2"));
+}
+
+#[test]
+fn a_party_whose_last_node_has_left_need_not_sign_and_cannot() {
+    let mut net = Net::new(5, 3);
+    net.elect(0);
+    // The only node of the third party.
+    let node = net.nodes[2].id;
+    let leave = net.batch(2, 0, &[Leave { node }.into()]);
+    drop(net.turn(0, [Event::Submit(leave)]));
+    net.tick(&[0], 4);
+    assert_eq!(net.state(1).present_parties().len(), 2);
+    for n in 0..5 {
+        net.stop(n);
+    }
+    let order = net.order(1, &[0, 2]);
+    let error = begin(&net.log(1), &order).unwrap_err();
+    let counted = matches!(error, RecoverError::TooFew { have: 1, parties: 2, need: 2 });
+    assert!(counted, "{error}");
+    net.recover(1, &[0, 1]);
+    net.write(1, "new");
+    assert!(net.knows(1, "new"));
 }
 
 #[test]

@@ -59,6 +59,8 @@ pub(crate) struct Status {
     pub(crate) name: String,
     #[serde(deserialize_with = "who")]
     pub(crate) party: Who,
+    /// How many nodes of its party stay, itself included.
+    pub(crate) party_nodes: u64,
     pub(crate) mesh: String,
     pub(crate) epoch: u64,
     pub(crate) pid: u32,
@@ -86,7 +88,7 @@ pub(crate) struct Status {
     pub(crate) drained: bool,
     /// It is on its way out.
     pub(crate) leaving: bool,
-    /// A majority of the voters turned it away.
+    /// It is no member any more, and knows it.
     pub(crate) removed: bool,
     /// The epoch of a mesh that was recovered without it.
     pub(crate) later_epoch: Option<u64>,
@@ -154,9 +156,11 @@ pub(crate) struct Ticket {
     pub(crate) party: Who,
     /// `member`, `worker`, `new_party`.
     pub(crate) kind: Option<String>,
+    /// How many machines it admits in all; said only when it is new.
     pub(crate) uses: u64,
-    pub(crate) used: Option<u64>,
-    /// `good`, `spent`.
+    /// How many more.
+    pub(crate) uses_left: u64,
+    /// `good`, `spent`, `expired`.
     pub(crate) state: Option<String>,
     pub(crate) expires_at: String,
 }

@@ -30,7 +30,7 @@ Examples:
 
 A mistake is explained in three lines (error, cause, try) on standard error, or with --json as one
 object on standard output. Exit codes: 0 done, 1 refused or failed, 2 not a command, 3 no node or
-leader to ask, 124 out of time, 130 Ctrl-C.
+leader to ask, 5 other parties have not agreed, 124 out of time, 130 Ctrl-C.
 
 The node's directory is --dir, or MESH_DIR, or /var/lib/mesh for root, or ~/.local/state/mesh.";
 
@@ -116,14 +116,14 @@ pub(crate) enum Command {
     #[command(after_help = request::GRANT_EXAMPLES)]
     Grant {
         /// Which one: see mesh request ls
-        #[arg(value_parser = value::reference)]
+        #[arg(value_parser = value::request)]
         id: String,
     },
     /// Say no to a request, for this node's party
     #[command(after_help = request::DENY_EXAMPLES)]
     Deny {
         /// Which one: see mesh request ls
-        #[arg(value_parser = value::reference)]
+        #[arg(value_parser = value::request)]
         id: String,
     },
     /// Check this machine and the mesh, and say what to do
@@ -167,13 +167,16 @@ pub(crate) fn wants_json(words: &[OsString]) -> bool {
 }
 
 /// Says what is wrong with a line that is not a command.
-pub(crate) fn explain(error: &clap::Error) -> Report {
+pub(crate) fn explain(error: &clap::Error, words: &[OsString]) -> Report {
     let said = |kind| error.get(kind).map(ToString::to_string).filter(|text| !text.is_empty());
-    let usage = said(ContextKind::Usage).map_or_else(
-        || "mesh --help lists what can be typed".into(),
-        |text| text.replacen("Usage:", "usage:", 1).trim().replace('\n', " "),
-    );
-    let (path, known) = beneath(&usage);
+    let usage = said(ContextKind::Usage)
+        .map(|text| text.replacen("Usage:", "usage:", 1).trim().replace('\n', " "));
+    // Clap shows no usage where a value does not fit: then the command is the one that was typed.
+    let (path, known) = match &usage {
+        Some(usage) => beneath(usage.split_whitespace().skip_while(|word| *word != "mesh").skip(1)),
+        None => beneath(typed(words)),
+    };
+    let usage = usage.unwrap_or_else(|| format!("{path} --help lists what can be typed"));
     let argument = said(ContextKind::InvalidArg).unwrap_or_default();
     // "--ttl <TTL>" is called by its option alone.
     let argument = match argument.split_once(' ') {
@@ -200,8 +203,14 @@ pub(crate) fn explain(error: &clap::Error) -> Report {
         }
         ErrorKind::InvalidValue => {
             let value = said(ContextKind::InvalidValue).unwrap_or_default();
-            let choices = said(ContextKind::ValidValue)
-                .map_or(usage, |choices| format!("it is one of {choices}"));
+            let choices = match said(ContextKind::ValidValue) {
+                Some(choices) => format!("it is one of {choices}"),
+                // Clap refuses it where a path is wanted.
+                None if value.is_empty() => {
+                    "the name of a file or directory is wanted, and this one is empty".to_owned()
+                }
+                None => usage,
+            };
             let hint = said(ContextKind::SuggestedValue);
             (format!("{value:?} does not fit {argument}"), choices, hint)
         }
@@ -235,14 +244,33 @@ fn brief(value: String) -> String {
     }
 }
 
-/// The command that a usage line is about (`mesh node`), and what it takes next.
-fn beneath(usage: &str) -> (String, Vec<String>) {
+/// How to get help on the command that was typed, as far as it is one.
+pub(crate) fn help_on(words: &[OsString]) -> String {
+    format!("{} --help", beneath(typed(words)).0)
+}
+
+/// What was typed after `mesh`, up to `--`.
+fn typed(words: &[OsString]) -> impl Iterator<Item = &str> {
+    words.iter().skip(1).map_while(|word| word.to_str()).take_while(|word| *word != "--")
+}
+
+/// The command that these words name (`mesh node`), and what it takes next.
+fn beneath<'a>(mut words: impl Iterator<Item = &'a str>) -> (String, Vec<String>) {
     let mut command = Args::command();
     command.build();
     let (mut path, mut at) = ("mesh".to_owned(), &command);
-    for word in usage.split_whitespace().skip_while(|word| *word != "mesh").skip(1) {
+    while let Some(word) = words.next() {
+        if word.starts_with('-') {
+            // The value of an option, unless it hangs on it (--dir=DIR), is no command.
+            let is_it = |long: &str| word.strip_prefix("--") == Some(long);
+            let mut options = at.get_arguments().filter(|one| one.get_long().is_some_and(is_it));
+            if options.any(|option| option.get_action().takes_values()) {
+                words.next();
+            }
+            continue;
+        }
         let Some(next) = at.find_subcommand(word) else { break };
-        path = format!("{path} {word}");
+        path = format!("{path} {}", next.get_name());
         at = next;
     }
     (path, at.get_subcommands().map(|sub| sub.get_name().to_owned()).collect())
@@ -259,14 +287,34 @@ mod tests {
 
     #[test]
     fn no_command_both_exists_and_is_yet_to_come() {
-        for name in beneath("mesh").1 {
+        for name in beneath(std::iter::empty()).1 {
             assert!(!TO_COME.contains(&name.as_str()), "{name} exists: take it off the list");
+        }
+    }
+
+    fn words(line: &str) -> Vec<OsString> {
+        line.split(' ').map(OsString::from).collect()
+    }
+
+    #[test]
+    fn help_is_on_the_command_that_was_typed_wherever_its_options_stand() {
+        for (line, help) in [
+            ("mesh ticket revoke x", "mesh ticket revoke --help"),
+            ("mesh --json ticket --yes new --ttl 5", "mesh ticket new --help"),
+            // The directory is called like a command.
+            ("mesh --dir data ticket ls", "mesh ticket ls --help"),
+            ("mesh --dir=data ticket ls", "mesh ticket ls --help"),
+            ("mesh data --dir ls push", "mesh data push --help"),
+            ("mesh exec gpu-1 -- ticket", "mesh --help"),
+            ("mesh -- ticket", "mesh --help"),
+            ("mesh", "mesh --help"),
+        ] {
+            assert_eq!(help_on(&words(line)), help, "{line}");
         }
     }
 
     #[test]
     fn what_follows_two_dashes_does_not_ask_us_for_json() {
-        let words = |line: &str| line.split(' ').map(OsString::from).collect::<Vec<_>>();
         assert!(wants_json(&words("mesh nodes --json")));
         assert!(!wants_json(&words("mesh exec gpu-1 -- docker ps --json")));
     }

@@ -16,7 +16,7 @@ use nix::unistd::Pid;
 use tokio::time::{Instant, sleep};
 
 use crate::answers::Status;
-use crate::client::Api;
+use crate::client::{Answer, Api};
 use crate::context::Place;
 use crate::report::{Code, Report};
 use crate::view::clean;
@@ -62,14 +62,14 @@ impl Background {
         Ok(Self { place: place.clone(), child: Some(child) })
     }
 
-    /// Waits until the node says that it is a member.
-    pub(crate) async fn until_member(&mut self, patience: Duration) -> Result<Status, Report> {
+    /// Waits until the node says that it is a member, and gives the answer in which it does: its [`Status`].
+    pub(crate) async fn until_member(&mut self, patience: Duration) -> Result<Answer, Report> {
         let api = Api::local(self.place.clone());
         let began = Instant::now();
         loop {
-            let status = api.get("/v1/status").await.and_then(|answer| answer.item::<Status>());
-            match status {
-                Ok(status) if status.is_member() => return Ok(status),
+            let asked = api.get("/v1/status").await;
+            match asked.and_then(|answer| Ok((answer.item::<Status>()?, answer))) {
+                Ok((status, answer)) if status.is_member() => return Ok(answer),
                 Ok(_) => {}
                 // Not listening yet, or still reading its disk.
                 Err(report) if report.code != Code::Failed => {}

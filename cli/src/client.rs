@@ -279,6 +279,11 @@ fn no_node(place: &Place, error: &io::Error) -> Report {
         Ok(_) if !place.is_made() => {
             (format!("there is no node in {dir}"), "it is not a mesh directory".into(), make())
         }
+        Ok(_) if place.has_left() => (
+            "this node has left its mesh".into(),
+            format!("a key that left may not come back, and {dir} can be deleted"),
+            "join from a new directory: mesh join TICKET --dir DIR".into(),
+        ),
         Ok(_) => (
             format!("no node is running in {dir}"),
             format!("nothing answers on {}", place.socket().display()),
@@ -356,6 +361,17 @@ impl Answer {
         &self.body
     }
 
+    /// What a command made of this answer, as its own `item` or `items`: it is as fresh as the answer was.
+    pub(crate) fn around(&self, name: &str, content: Value) -> Value {
+        let mut made = json!({ "schema": 1, name: content });
+        for field in ["index", "age_ms", "mesh_time"] {
+            if let Some(said) = self.body.get(field) {
+                made[field] = said.clone();
+            }
+        }
+        made
+    }
+
     /// Its one item.
     pub(crate) fn item<T: DeserializeOwned>(&self) -> Result<T, Report> {
         fits(&self.body["item"])
@@ -369,6 +385,11 @@ impl Answer {
     /// How long ago the node last knew that it was up to date; `None` if it never did since it started.
     pub(crate) fn age_ms(&self) -> Option<u64> {
         self.body["age_ms"].as_u64()
+    }
+
+    /// When the last of what the node knows was agreed on (RFC 3339).
+    pub(crate) fn mesh_time(&self) -> Option<&str> {
+        self.body["mesh_time"].as_str()
     }
 }
 
@@ -439,6 +460,18 @@ mod tests {
         let report = understand(StatusCode::GATEWAY_TIMEOUT, "/v1/x", body).unwrap_err();
         assert_eq!((report.code, report.message.as_str()), (Code::Timeout, "m"));
         assert!(!report.cause.is_empty() && !report.hint.is_empty());
+    }
+
+    #[test]
+    fn what_is_made_of_an_answer_is_as_fresh_as_the_answer() {
+        let body = json!({
+            "schema": 1, "index": 7, "age_ms": null, "mesh_time": "T", "item": { "a": 1 },
+        });
+        let made = Answer::new(body).around("items", json!([2]));
+        let want = json!({
+            "schema": 1, "index": 7, "age_ms": null, "mesh_time": "T", "items": [2],
+        });
+        assert_eq!(made, want);
     }
 
     #[test]

@@ -79,6 +79,12 @@ impl Place {
         self.dir.join("member").exists() || self.dir.join("state.redb").exists()
     }
 
+    /// Whether the node that was made here has left its mesh, so that it never runs again.
+    pub(crate) fn has_left(&self) -> bool {
+        let membership = mesh_node::dir::Dir::at(&self.dir).membership();
+        matches!(membership, Ok(Some(own)) if own.left)
+    }
+
     /// `mesh WORDS`, with the directory if it has to be named.
     pub(crate) fn command(&self, words: &str) -> String {
         if self.named {
@@ -181,7 +187,10 @@ pub(crate) fn print_json(value: &Value) -> Outcome {
     print(&format!("{value}\n"))
 }
 
-/// One item in the frame that every answer has.
+/// One item in the frame that every answer has, where no node was asked. `index` and `age_ms` say how fresh a node's
+/// answer is, so they are not there; what is made of a node's answer goes through [`Answer::around`].
+///
+/// [`Answer::around`]: crate::client::Answer::around
 pub(crate) fn print_item(item: &Value) -> Outcome {
     print_json(&json!({ "schema": 1, "item": item }))
 }

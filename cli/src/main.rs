@@ -48,7 +48,7 @@ fn main() -> ExitCode {
 fn run(words: &[OsString], json: bool) -> Outcome {
     let args = match Args::try_parse_from(words) {
         Ok(args) => args,
-        Err(answer) => return on_no_command(&answer, json),
+        Err(answer) => return on_no_command(&answer, words, json),
     };
     let Some(command) = args.command else {
         let cause = "options alone do nothing";
@@ -58,7 +58,7 @@ fn run(words: &[OsString], json: bool) -> Outcome {
 }
 
 /// Clap reports help and version the way it reports mistakes. Here they part.
-fn on_no_command(answer: &clap::Error, json: bool) -> Outcome {
+fn on_no_command(answer: &clap::Error, words: &[OsString], json: bool) -> Outcome {
     match answer.kind() {
         ErrorKind::DisplayVersion => {
             let (version, level) = (args::VERSION, args::LEVEL);
@@ -71,13 +71,14 @@ fn on_no_command(answer: &clap::Error, json: bool) -> Outcome {
         ErrorKind::DisplayHelp => written(answer.print()),
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand if json => {
             let cause = "this command takes another after it";
-            Err(Report::new(Code::Usage, "what to do is missing", cause, "the same with --help"))
+            let hint = args::help_on(words);
+            Err(Report::new(Code::Usage, "what to do is missing", cause, hint))
         }
         // The bare `mesh`: help on standard error, because nothing that was asked for was done.
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             written(answer.print())?;
             Ok(Code::Usage.exit())
         }
-        _ => Err(args::explain(answer)),
+        _ => Err(args::explain(answer, words)),
     }
 }

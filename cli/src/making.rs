@@ -5,7 +5,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::ExitCode;
 
-use mesh_node::dir::{Dir, DirError};
+use mesh_node::dir::{Dir, DirError, Made};
 use mesh_node::engine::{EngineError, OpenError};
 use mesh_node::join::{self, Choices, JoinError};
 use mesh_node::run::{RunError, run};
@@ -27,14 +27,14 @@ use crate::value::Address;
 const KEY_LOG: &str = "SSLKEYLOGFILE";
 
 /// Founds a mesh in the directory. Starts nothing.
-pub(crate) fn found(place: &Place, party: Option<&str>, setup: &Setup) -> Result<(), Report> {
+pub(crate) fn found(place: &Place, party: Option<&str>, setup: &Setup) -> Result<Made, Report> {
     let dir = Dir::at(&place.dir);
-    join::found(&dir, &choices(party, setup)?).map(drop).map_err(|error| explain(place, error))
+    join::found(&dir, &choices(party, setup)?).map_err(|error| explain(place, error))
 }
 
 /// Takes a mesh back that was founded a moment ago and of which nobody else knows.
-pub(crate) fn unfound(place: &Place) -> Result<(), Report> {
-    join::unfound(&Dir::at(&place.dir)).map_err(|error| explain(place, error))
+pub(crate) fn unfound(place: &Place, made: &Made) -> Result<(), Report> {
+    join::unfound(&Dir::at(&place.dir), made).map_err(|error| explain(place, error))
 }
 
 /// Refuses a ticket for another mesh than that of the directory.
@@ -295,7 +295,7 @@ fn explain(place: &Place, error: JoinError) -> Report {
             "--listen takes an address of this machine",
             "ip address; and --advertise for one under which others reach it",
         ),
-        JoinError::PortTaken(address) => taken(address, LISTEN),
+        JoinError::PortTaken { address, protocol } => taken(address, protocol, LISTEN),
         JoinError::Config(error) => {
             Report::new(Code::Usage, "the settings cannot be used", chain(&error), "mesh config")
         }
@@ -329,9 +329,9 @@ fn dir_report(place: &Place, error: &DirError) -> Report {
 
 const LISTEN: &str = "--listen ADDR:PORT (or --api-listen for the HTTP API's)";
 
-/// Names the program that holds a port.
-fn taken(address: std::net::SocketAddr, flag: &str) -> Report {
-    let holder = crate::commands::doctor::ports::holder_of(address.port());
+/// Names the program that holds a port. `protocol` is `udp` or `tcp`, whichever of the two could not be had.
+fn taken(address: std::net::SocketAddr, protocol: &str, flag: &str) -> Report {
+    let holder = crate::commands::doctor::ports::holder_of(protocol, address.port());
     let cause = holder.unwrap_or_else(|| "another program holds it".into());
     let message = format!("port {} is in use on {}", address.port(), address.ip());
     let hint = format!("stop it, or choose another port with {flag}");
@@ -352,9 +352,11 @@ fn ended(place: &Place, error: RunError) -> Report {
             "a key that left may not come back",
             "join from a new directory: mesh join TICKET --dir DIR",
         ),
-        RunError::Bind(BindError::InUse { address })
-        | RunError::Overlay(OverlayError::InUse { address, .. }) => taken(address, LISTEN),
-        RunError::ApiInUse(address) => taken(address, "--api-listen ADDR:PORT"),
+        RunError::Bind(BindError::InUse { address }) => taken(address, "udp", LISTEN),
+        RunError::Overlay(OverlayError::InUse { address, protocol }) => {
+            taken(address, protocol, LISTEN)
+        }
+        RunError::ApiInUse(address) => taken(address, "tcp", "--api-listen ADDR:PORT"),
         RunError::Engine(error) => {
             let hint = match &error {
                 EngineError::LostData

@@ -6,7 +6,7 @@
 //! try:   mesh explain llama-7b
 //! ```
 //!
-//! With `--json` the same stands on standard output as `{"error":{code,message,cause,try}}`.
+//! With `--json` the same stands on standard output as `{"schema":1,"error":{code,message,cause,try}}`.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
@@ -155,7 +155,7 @@ impl Report {
 
     fn json(&self) -> Value {
         let Self { code, message, cause, hint } = self;
-        json!({ "error": {
+        json!({ "schema": 1, "error": {
             "code": code.name(), "message": message, "cause": cause, "try": hint,
         } })
     }
@@ -181,7 +181,8 @@ mod tests {
     fn an_error_without_a_source_still_has_three_lines() {
         let report = Report::failed(&anyhow!("refused"), "mesh --help");
         assert_eq!(report.text().lines().count(), 3);
-        assert_eq!(report.json()["error"]["code"], "failed");
+        let said = report.json();
+        assert_eq!((&said["schema"], &said["error"]["code"]), (&json!(1), &json!("failed")));
     }
 
     #[test]

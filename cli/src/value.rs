@@ -92,14 +92,28 @@ fn in_name(c: char) -> bool {
     c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '.' | '_' | '-')
 }
 
-/// A name, an id, or the beginning of an id. Safe as a part of a path.
+/// A node: its name, its id, or the beginning of its id. Safe as a part of a path.
 pub(crate) fn reference(word: &str) -> Result<String, ValueError> {
+    let rule = "it takes a name, an id, or the beginning of an id (see mesh nodes)";
+    plain(word).map_or_else(|| wanted(rule), Ok)
+}
+
+/// A ticket: its id, or the beginning of its id. Safe as a part of a path.
+pub(crate) fn ticket_id(word: &str) -> Result<String, ValueError> {
+    let rule = "it takes the id of a ticket, or the beginning of one (see mesh ticket ls)";
+    plain(word).map_or_else(|| wanted(rule), Ok)
+}
+
+/// A request: its id. Safe as a part of a path.
+pub(crate) fn request(word: &str) -> Result<String, ValueError> {
+    plain(word).map_or_else(|| wanted("it takes the id of a request (see mesh request ls)"), Ok)
+}
+
+/// What may be a name or an id, in small letters.
+fn plain(word: &str) -> Option<String> {
     let lower = word.to_ascii_lowercase();
     let first = lower.chars().next().is_some_and(|c| c.is_ascii_alphanumeric());
-    if first && lower.chars().all(in_name) && lower.len() <= REFERENCE_MAX {
-        return Ok(lower);
-    }
-    wanted("it takes a name, an id, or the beginning of an id (see mesh nodes)")
+    (first && lower.chars().all(in_name) && lower.len() <= REFERENCE_MAX).then_some(lower)
 }
 
 /// A dataset: `[party/]name[@N|:tag]`. Each part is plain enough to stand in a query as it is.
@@ -330,6 +344,19 @@ mod tests {
         assert!(reference(&"f".repeat(64)).is_ok());
         for word in ["", "..", "../x", "a/b", "a?b", "a b", "a%2f", &"f".repeat(65)] {
             assert!(reference(word).is_err(), "{word:?}");
+        }
+    }
+
+    #[test]
+    fn each_kind_of_id_says_where_they_are_listed() {
+        assert_eq!(ticket_id("3FA9").as_deref(), Ok("3fa9"));
+        assert_eq!(request("2048").as_deref(), Ok("2048"));
+        for (said, list) in [
+            (reference(""), "mesh nodes"),
+            (ticket_id("../x"), "mesh ticket ls"),
+            (request("a/b"), "mesh request ls"),
+        ] {
+            assert!(said.as_ref().is_err_and(|error| error.0.contains(list)), "{said:?}");
         }
     }
 

@@ -103,12 +103,15 @@ fn an_answer_of_unknown_age_is_said_to_be_one() {
     let dir = tempfile::tempdir().unwrap();
     let (mut all, mut own) = (nodes(), status(1));
     (all["age_ms"], own["age_ms"]) = (Value::Null, Value::Null);
+    let last = "2026-10-01T08:00:00Z";
+    (all["mesh_time"], own["mesh_time"]) = (json!(last), json!(last));
     node(dir.path(), &[("GET /v1/nodes", 200, all), ("GET /v1/status", 200, own)]);
     for line in ["nodes", "status"] {
         let output = mesh(dir.path(), line);
         assert!(output.status.success());
         let said = text(&output.stderr);
         assert!(said.contains("has heard no leader since it started"), "{line}: {said}");
+        assert!(said.contains(last), "{line}: {said}");
     }
 }
 
@@ -134,7 +137,11 @@ fn without_a_node_every_question_exits_3_and_says_what_to_do() {
                 "{line}: {said}"
             );
             let answer = json_of(&mesh(dir, &format!("{line} --json")));
-            assert_eq!(answer["error"]["code"], "no_node", "{line}");
+            assert_eq!(
+                (&answer["schema"], &answer["error"]["code"]),
+                (&json!(1), &json!("no_node")),
+                "{line}"
+            );
         }
     }
 }
@@ -186,7 +193,8 @@ fn a_refusal_is_shown_in_the_nodes_words_with_its_exit_code() {
         (409, "unplaceable", 4),
     ] {
         let dir = tempfile::tempdir().unwrap();
-        let error = json!({ "error": { "code": code, "message": "m", "cause": "c", "try": "t" } });
+        let error = json!({ "code": code, "message": "m", "cause": "c", "try": "t" });
+        let error = json!({ "schema": 1, "error": error });
         node(dir.path(), &[("POST /v1/tickets", status, error.clone())]);
         let output = mesh(dir.path(), "ticket new");
         assert_eq!(output.status.code(), Some(exit), "{code}");
@@ -215,6 +223,37 @@ fn a_new_ticket_stands_alone_on_standard_output() {
 }
 
 #[test]
+fn a_ticket_for_a_new_party_says_what_that_party_will_be_able_to_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let made = json!({ "id": "ab", "ticket": "mesh1-a-b-c", "expires_at": "2100-01-01T00:00:00Z", "uses": 1 });
+    let data = |name: &str, version: u32, mine: bool, visibility: &str| json!({ "name": name, "version": version, "mine": mine, "visibility": visibility });
+    let open = items(json!([
+        data("mnist", 1, true, "open"),
+        data("mnist", 2, true, "private"),
+        data("xray", 1, false, "open"),
+    ]));
+    let answers =
+        [("POST /v1/tickets", 200, item(made.clone())), ("GET /v1/data?all=true", 200, open)];
+    let heard = node(dir.path(), &answers);
+    let output = mesh(dir.path(), "ticket new --new-party");
+    assert_eq!(text(&output.stdout), "mesh1-a-b-c\n");
+    let said = text(&output.stderr);
+    assert!(
+        said.contains("1 dataset version is open: a new party can read it (mnist@1);"),
+        "{said}"
+    );
+    let output = mesh(dir.path(), "ticket new --new-party --json");
+    assert_eq!(json_of(&output)["item"]["open_datasets"], json!(1));
+    assert_eq!(json_of(&mesh(dir.path(), "ticket new --json")), item(made.clone()));
+    assert_eq!(heard.lock().unwrap().len(), 5, "who is of this party is not asked about");
+    // A node that cannot say has made the ticket nevertheless.
+    let dir = tempfile::tempdir().unwrap();
+    node(dir.path(), &[("POST /v1/tickets", 200, item(made.clone()))]);
+    let output = mesh(dir.path(), "ticket new --new-party --json");
+    assert_eq!(json_of(&output), item(made));
+}
+
+#[test]
 fn tickets_parties_requests_and_settings_are_listed() {
     let dir = tempfile::tempdir().unwrap();
     node(
@@ -224,7 +263,7 @@ fn tickets_parties_requests_and_settings_are_listed() {
                 "GET /v1/tickets",
                 200,
                 items(
-                    json!([{ "id": "abcdef0123456789", "party": "lab", "kind": "new_party", "uses": 5, "used": 2, "expires_at": "2100-01-01T00:00:00Z" }]),
+                    json!([{ "id": "abcdef0123456789", "party": "lab", "kind": "new_party", "uses_left": 3, "state": "good", "expires_at": "2100-01-01T00:00:00Z" }]),
                 ),
             ),
             (
@@ -256,7 +295,7 @@ fn tickets_parties_requests_and_settings_are_listed() {
         ],
     );
     for (line, parts) in [
-        ("ticket ls", &["abcdef01 ", "new party", "2/5", "in "][..]),
+        ("ticket ls", &["abcdef01 ", "new party", "   3  good   in "][..]),
         ("party ls", &["lab", "77aa77aa "]),
         ("request ls", &["2048", "remove node", "1/2"]),
         ("request show 2048", &["remove gamma", "1/2  lab"]),
@@ -352,6 +391,10 @@ fn what_cannot_be_undone_is_not_done_without_a_yes() {
 
     let output = mesh(dir.path(), "node rm beta --yes");
     assert!(text(&output.stdout).contains("request 2048"), "{output:?}");
+    assert_eq!(output.status.code(), Some(5), "it waits for the other parties: {output:?}");
+    let output = mesh(dir.path(), "node rm beta --yes --json");
+    assert_eq!(output.status.code(), Some(5), "{output:?}");
+    assert_eq!(json_of(&output)["item"]["request"], 2048);
     let output = mesh(dir.path(), &format!("{take_key} --yes"));
     assert!(output.status.success(), "{output:?}");
     assert_eq!(std::fs::read_to_string(&key).unwrap(), "s3cret\n");
@@ -369,6 +412,43 @@ fn what_cannot_be_undone_is_not_done_without_a_yes() {
     assert_eq!(heard.lock().unwrap().last().unwrap().body, json!({ "secret": "s3cret" }));
     let output = mesh(dir.path(), "leave --yes");
     assert!(text(&output.stdout).starts_with("alpha has left"), "{output:?}");
+}
+
+#[test]
+fn whoever_takes_out_the_last_node_of_a_party_is_told_what_goes_with_it() {
+    let dir = tempfile::tempdir().unwrap();
+    // It has ended and is not buried yet, as a node that was stopped may be.
+    let gone = Command::new("true").spawn().unwrap().id();
+    let mut last = status(gone);
+    last["item"]["party_nodes"] = json!(1);
+    let left = item(json!({ "left": true }));
+    let heard = node(dir.path(), &[("GET /v1/status", 200, last), ("POST /v1/leave", 200, left)]);
+    let output = mesh(dir.path(), "leave");
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let said = text(&output.stderr);
+    assert!(
+        said.contains("alpha is the last node of party lab") && said.contains("--yes"),
+        "{said}"
+    );
+    assert!(heard.lock().unwrap().iter().all(|asked| asked.what.starts_with("GET")));
+    let output = mesh(dir.path(), "leave --yes");
+    assert!(text(&output.stdout).starts_with("alpha has left"), "{output:?}");
+    assert!(text(&output.stderr).contains("its private datasets"), "{output:?}");
+}
+
+#[test]
+fn whoever_takes_out_the_last_node_of_all_is_told_that_the_mesh_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    // It has ended and is not buried yet, as a node that was stopped may be.
+    let gone = Command::new("true").spawn().unwrap().id();
+    let mut last = status(gone);
+    last["item"]["party_nodes"] = json!(1);
+    last["item"]["members"] = json!(1);
+    let left = item(json!({ "left": true }));
+    node(dir.path(), &[("GET /v1/status", 200, last), ("POST /v1/leave", 200, left)]);
+    let output = mesh(dir.path(), "leave --yes");
+    assert!(text(&output.stdout).starts_with("alpha has left"), "{output:?}");
+    assert!(text(&output.stderr).contains("the mesh ends with it"), "{output:?}");
 }
 
 #[test]
@@ -412,6 +492,30 @@ fn down_waits_until_the_process_is_gone_and_is_content_if_it_was() {
     std::fs::write(stopped.path().join("member"), "1\n").unwrap();
     assert!(mesh(stopped.path(), "down").status.success());
     assert_eq!(mesh(Path::new("/nonexistent"), "down").status.code(), Some(3));
+}
+
+#[test]
+fn status_and_down_say_whether_the_node_is_a_member() {
+    for (field, shown, standing) in [
+        ("removed", "removed", "Stopped. It was removed from its mesh"),
+        ("leaving", "leaving", "Stopped. It is on its way out"),
+        ("drained", "drained", "Stopped. It is still a member."),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        // It has ended and is not buried yet, as a node that was stopped may be.
+        let gone = Command::new("true").spawn().unwrap().id();
+        let mut it = status(gone);
+        it["item"][field] = json!(true);
+        node(dir.path(), &[("GET /v1/status", 200, it), ("POST /v1/stop", 200, item(json!({})))]);
+        let said = mesh(dir.path(), "status");
+        assert!(text(&said.stdout).contains(shown), "{said:?}");
+        let warned = text(&said.stderr).contains("was removed from its mesh");
+        assert_eq!(warned, field == "removed", "{said:?}");
+        let said = mesh(dir.path(), "down");
+        assert!(text(&said.stdout).starts_with(standing), "{said:?}");
+        let said = json_of(&mesh(dir.path(), "down --json"));
+        assert_eq!(said["item"]["removed"], field == "removed", "{said}");
+    }
 }
 
 #[test]

@@ -1,9 +1,10 @@
 //! The binary, as a person or a script meets it.
 
 use std::fs::File;
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 fn command() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mesh"));
@@ -47,6 +48,10 @@ fn help_shows_examples_and_only_commands_that_exist() {
         assert!(output.status.success() && output.stderr.is_empty());
         assert!(help.contains("Examples:") && help.contains("completions"), "{help}");
         assert!(help.contains("\n  init") && !help.contains("\n  submit"), "{help}");
+        // Every code that a command of this version exits with.
+        for code in ["0 done", "1 refused", "2 not", "3 no", "5 other", "124 out", "130 Ctrl-C"] {
+            assert!(help.contains(code), "{code}: {help}");
+        }
     }
 }
 
@@ -88,11 +93,13 @@ fn a_mistake_is_json_where_json_was_asked_for() {
         assert_eq!(output.status.code(), Some(2), "{line}");
         assert!(output.stderr.is_empty(), "{line}");
         let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
-        assert_eq!(answer["error"]["code"], "usage");
+        assert_eq!((&answer["schema"], &answer["error"]["code"]), (&json!(1), &json!("usage")));
         for field in ["message", "cause", "try"] {
             assert!(!answer["error"][field].as_str().unwrap().is_empty(), "{line}: {field}");
         }
     }
+    let answer: Value = serde_json::from_slice(&mesh("data --json").stdout).unwrap();
+    assert_eq!(answer["error"]["try"], "mesh data --help");
 }
 
 #[test]
@@ -103,17 +110,31 @@ fn every_kind_of_usage_mistake_has_three_lines() {
         ("completions bahs", "\"bahs\" does not fit <SHELL>", "bash"),
         ("completions bash zsh", "unexpected \"zsh\"", "mesh completions --help"),
         ("join", "<TICKET> is missing", "mesh join --help"),
-        ("join SWMTKN-1-x", "\"SWMTKN-1-x\" does not fit <TICKET>", "mesh --help"),
-        ("ticket new --ttl 5", "\"5\" does not fit --ttl", "mesh --help"),
+        ("join SWMTKN-1-x", "\"SWMTKN-1-x\" does not fit <TICKET>", "mesh join --help"),
+        ("ticket new --ttl 5", "\"5\" does not fit --ttl", "mesh ticket new --help"),
         (
             "ticket new --worker --new-party",
             "--worker does not go with --new-party",
             "mesh ticket new --help",
         ),
+        ("ticket new --ttl 0s", "no ticket is good for 0ms", "mesh ticket new --ttl 24h"),
+        ("ticket new --ttl 36501d", "no ticket is good for 36501d", "mesh ticket new --ttl 24h"),
+        ("ticket new --uses 10001", "\"10001\" does not fit --uses", "mesh ticket new --help"),
         ("party key --remove", "--out is missing", "mesh party key --help"),
-        ("init --name GPU", "\"GPU\" does not fit --name", "mesh --help"),
+        ("init --name GPU", "\"GPU\" does not fit --name", "mesh init --help"),
+        (
+            "init --no-vote",
+            "the first node of a mesh has to vote",
+            "mesh init; once others vote, votes = false in its config.toml takes its vote away",
+        ),
         ("node label gpu-1", "<LABEL>... is missing", "mesh node label --help"),
-        ("node show ../x", "\"../x\" does not fit <NODE>", "mesh --help"),
+        ("node show ../x", "\"../x\" does not fit <NODE>", "mesh node show --help"),
+        (
+            "--dir data ticket revoke ../x",
+            "\"../x\" does not fit <ID>",
+            "mesh ticket revoke --help",
+        ),
+        ("recover choose junk", "--out is missing", "mesh recover choose --help"),
         ("node shwo gpu-1", "there is no command \"shwo\"", "mesh node show"),
         (
             "--json=yes",
@@ -126,6 +147,46 @@ fn every_kind_of_usage_mistake_has_three_lines() {
         let said = error_of(&output);
         assert_eq!([said[0].as_str(), said[2].as_str()], [error, hint], "{line}");
     }
+}
+
+#[test]
+fn a_word_that_is_empty_is_a_mistake_like_any_other() {
+    let output = command().args(["ticket", "revoke", ""]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let [error, cause, hint] = error_of(&output);
+    assert_eq!(error, "\"\" does not fit <ID>");
+    assert!(cause.contains("mesh ticket ls"), "{cause}");
+    assert_eq!(hint, "mesh ticket revoke --help");
+    let output = command().args(["data", "pull", "mnist", ""]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let [error, cause, hint] = error_of(&output);
+    assert_eq!(error, "\"\" does not fit [DIR]");
+    assert!(cause.contains("directory is wanted, and this one is empty"), "{cause}");
+    assert_eq!(hint, "mesh data pull --help");
+}
+
+#[test]
+fn a_number_out_of_range_is_told_the_range() {
+    let output = mesh("data push x --copies 0");
+    assert_eq!(output.status.code(), Some(2));
+    let [error, cause, _] = error_of(&output);
+    assert_eq!(error, "\"0\" does not fit --copies");
+    assert!(cause.contains("1..=16"), "{cause}");
+}
+
+#[test]
+fn what_was_never_a_survey_is_not_called_damaged() {
+    let temp = tempfile::tempdir().unwrap();
+    let [junk, order] = ["junk", "order"].map(|name| temp.path().join(name));
+    std::fs::write(&junk, "nothing of ours\n").unwrap();
+    let words = ["recover", "choose"].map(Path::new);
+    let words = words.into_iter().chain([junk.as_path(), Path::new("--out"), order.as_path()]);
+    let output = command().args(words).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let [_, cause, hint] = error_of(&output);
+    assert!(cause.contains("is not a survey"), "{cause}");
+    assert!(hint.starts_with("mesh recover --help"), "{hint}");
+    assert!(!order.exists());
 }
 
 #[test]

@@ -169,10 +169,10 @@ async fn agree(handle: &Handle) -> Result<(), WriteError> {
         match written {
             Ok(_) => return Ok(()),
             // It had agreed before.
-            Err(WriteError::Refused {
-                refusal: Refusal::NotMember | Refusal::NoSuchMember,
-                ..
-            }) => return Ok(()),
+            Err(
+                WriteError::Removed { .. }
+                | WriteError::Refused { refusal: Refusal::NotMember | Refusal::NoSuchMember, .. },
+            ) => return Ok(()),
             Err(WriteError::Rejected(_)) if !handle.roster().is_member(me) => return Ok(()),
             Err(error @ (WriteError::Refused { .. } | WriteError::Unknown(_))) => {
                 return Err(error);

@@ -22,7 +22,7 @@
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use mesh_consensus::admission::Admission;
@@ -142,6 +142,19 @@ pub struct Lock {
     _file: File,
 }
 
+/// What was not there before a directory was made: files and directories, those above it among them. If no node comes
+/// of it, [`Dir::unmake`] takes it away again.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Made(Vec<PathBuf>);
+
+/// Holds a directory while a node is made in it.
+#[derive(Debug)]
+pub struct Claim {
+    /// What was made for it.
+    pub made: Made,
+    _lock: Lock,
+}
+
 impl Dir {
     /// The directory at `path`, which need not exist.
     pub fn at(path: impl Into<PathBuf>) -> Self {
@@ -189,47 +202,101 @@ impl Dir {
     }
 
     /// Makes the directory, for its owner alone.
-    pub fn create(&self) -> Result<(), DirError> {
+    pub fn create(&self) -> Result<Made, DirError> {
         if self.is_taken() {
             return Err(DirError::Taken(self.path.clone()));
         }
         if let Some(found) = self.stranger() {
             return Err(DirError::Foreign { path: self.path.clone(), found });
         }
-        for sub in ["", "store", "audit", "logs", "run"] {
-            let path = self.path.join(sub);
-            fs::DirBuilder::new()
-                .recursive(true)
-                .mode(0o700)
-                .create(&path)
-                .map_err(io_error("make", &path))?;
+        let mut made = Made::default();
+        match self.furnish(&mut made) {
+            Ok(()) => Ok(made),
+            Err(error) => {
+                self.unmake(&made);
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes what is not there yet, and notes it.
+    fn furnish(&self, made: &mut Made) -> Result<(), DirError> {
+        make(&self.path, made)?;
+        for sub in ["store", "audit", "logs", "run"] {
+            make(&self.path.join(sub), made)?;
         }
         fs::set_permissions(&self.path, fs::Permissions::from_mode(0o700))
             .map_err(io_error("protect", &self.path))?;
-        replace(&self.file("VERSION"), format!("{FORMAT}\n").as_bytes(), Synced::Yes)
+        let version = self.file("VERSION");
+        made.note(&version);
+        replace(&version, format!("{FORMAT}\n").as_bytes(), Synced::Yes)
+    }
+
+    /// Takes away what was made for a node of which nothing came, as far as nothing else is in it. Whoever calls this
+    /// holds the directory; its lock is the last file to go.
+    pub fn unmake(&self, made: &Made) {
+        // What cannot be removed stays: the next try finds it.
+        let drop_file = |name: &str| {
+            let path = self.file(name);
+            if made.0.contains(&path) {
+                let _ = fs::remove_file(path);
+            }
+        };
+        let drop_empty = |name: &str| {
+            let path = self.file(name);
+            if made.0.contains(&path) {
+                let _ = fs::remove_dir(path);
+            }
+        };
+        drop_file("config.toml");
+        for sub in ["store", "audit", "logs"] {
+            drop_empty(sub);
+        }
+        // Without VERSION, what is left would be taken for somebody else's.
+        if self.foreign().is_some() {
+            return;
+        }
+        drop_file("VERSION");
+        drop_file("run/lock");
+        drop_empty("run");
+        for path in self.path.ancestors().take_while(|path| made.0.iter().any(|one| one == path)) {
+            if fs::remove_dir(path).is_err() {
+                break;
+            }
+        }
     }
 
     /// Something in the directory that no node puts there, if it was not made by mesh: it is then somebody else's,
     /// and is neither closed to others nor filled.
     fn stranger(&self) -> Option<String> {
-        const OURS: &[&str] = &["store", "audit", "logs", "run", "config.toml", "lost+found"];
         if self.file("VERSION").exists() {
             return None;
         }
+        self.foreign()
+    }
+
+    /// Something in the directory that is not certain to be a node's.
+    fn foreign(&self) -> Option<String> {
+        const OURS: &[&str] =
+            &["VERSION", "store", "audit", "logs", "run", "config.toml", "lost+found"];
         let names = fs::read_dir(&self.path).ok()?.filter_map(Result::ok);
         let mut names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
         names.find(|name| !OURS.contains(&name.as_str()))
     }
 
     /// Makes the directory and takes it for this process, so that no two make a node in it at a time.
-    pub fn claim(&self) -> Result<Lock, DirError> {
-        self.create()?;
+    pub fn claim(&self) -> Result<Claim, DirError> {
+        let mut made = self.create()?;
+        made.note(&self.file("run/lock"));
+        made.note(&self.file("config.toml"));
         let lock = self.lock()?;
-        // Somebody else may have been quicker.
+        // Somebody else may have been quicker …
         if self.is_taken() {
             return Err(DirError::Taken(self.path.clone()));
         }
-        Ok(lock)
+        // … or may have failed just now, and taken away what it had made.
+        self.furnish(&mut made)?;
+        Ok(Claim { made, _lock: lock })
     }
 
     /// Checks that a node of a known format lives here.
@@ -253,11 +320,17 @@ impl Dir {
         let path = self.file("run/lock");
         let mut options = OpenOptions::new();
         options.create(true).truncate(false).write(true).mode(0o600);
-        let file = options.open(&path).map_err(io_error("open", &path))?;
-        match file.try_lock() {
-            Ok(()) => Ok(Lock { _file: file }),
-            Err(TryLockError::WouldBlock) => Err(DirError::Running(self.path.clone())),
-            Err(TryLockError::Error(source)) => Err(DirError::Io { doing: "lock", path, source }),
+        loop {
+            let file = options.open(&path).map_err(io_error("open", &path))?;
+            match file.try_lock() {
+                Ok(()) if is_at(&file, &path) => return Ok(Lock { _file: file }),
+                // Whoever had it took it away between the two: it keeps nobody out any more.
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => return Err(DirError::Running(self.path.clone())),
+                Err(TryLockError::Error(source)) => {
+                    return Err(DirError::Io { doing: "lock", path, source });
+                }
+            }
         }
     }
 
@@ -356,8 +429,7 @@ impl Dir {
         replace(&self.file("config.toml"), text.as_bytes(), Synced::Yes)
     }
 
-    /// Removes everything that makes this directory a node; logs and settings stay. The lock stays, too: it
-    /// holds whoever waits for it as long as it has the same file.
+    /// Removes everything that makes this directory a node; logs and settings stay, and so does the lock.
     pub fn clear(&self) -> Result<(), DirError> {
         for name in [
             "member",
@@ -428,7 +500,11 @@ fn replace(path: &Path, bytes: &[u8], synced: Synced) -> Result<(), DirError> {
     let mut options = OpenOptions::new();
     options.create(true).truncate(true).write(true).mode(0o600);
     let mut file = options.open(&beside).map_err(io_error("write", &beside))?;
-    file.write_all(bytes).and_then(|()| sync(&file)).map_err(io_error("write", &beside))?;
+    if let Err(source) = file.write_all(bytes).and_then(|()| sync(&file)) {
+        // Half a file is of no use to anybody, least of all on a full disk.
+        let _ = fs::remove_file(&beside);
+        return Err(io_error("write", &beside)(source));
+    }
     fs::rename(&beside, path).map_err(io_error("replace", path))?;
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
     let parent = parent.unwrap_or(Path::new("."));
@@ -439,6 +515,39 @@ fn sync(file: &File) -> io::Result<()> {
     #[cfg(test)]
     tests::SYNCS.set(tests::SYNCS.get() + 1);
     file.sync_all()
+}
+
+impl Made {
+    /// Notes a file that is about to be made, unless it is there.
+    fn note(&mut self, path: &Path) {
+        if !path.exists() && !self.0.iter().any(|one| one == path) {
+            self.0.push(path.to_path_buf());
+        }
+    }
+}
+
+/// Makes a directory and those above it, and notes which were not there.
+fn make(path: &Path, made: &mut Made) -> Result<(), DirError> {
+    let is_missing = |path: &&Path| !path.as_os_str().is_empty() && !path.is_dir();
+    let missing: Vec<&Path> = path.ancestors().take_while(is_missing).collect();
+    for path in missing.into_iter().rev() {
+        match fs::DirBuilder::new().mode(0o700).create(path) {
+            Ok(()) => made.0.push(path.to_path_buf()),
+            // Somebody else was quicker.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => {}
+            Err(error) => return Err(io_error("make", path)(error)),
+        }
+    }
+    Ok(())
+}
+
+/// Whether an open file is the one that has this name.
+fn is_at(file: &File, path: &Path) -> bool {
+    let which = |about: fs::Metadata| (about.dev(), about.ino());
+    match (file.metadata(), fs::metadata(path)) {
+        (Ok(open), Ok(named)) => which(open) == which(named),
+        _ => false,
+    }
 }
 
 fn remove(path: &Path) -> Result<(), DirError> {
@@ -558,6 +667,59 @@ mod tests {
         dir.keep_cached("member", &1u8).unwrap();
         drop(lock);
         assert!(matches!(dir.claim(), Err(DirError::Taken(_))));
+    }
+
+    #[test]
+    fn what_was_made_goes_again_and_nothing_that_was_there_before() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = Dir::at(temp.path().join("a/b/node"));
+        let claim = dir.claim().unwrap();
+        dir.keep_config("mdns = true\n").unwrap();
+        dir.unmake(&claim.made);
+        assert!(!temp.path().join("a").exists(), "the directories above it were made for it");
+        drop(claim);
+
+        // A directory that was there, with settings that were written beforehand.
+        fs::create_dir(temp.path().join("a")).unwrap();
+        let dir = Dir::at(temp.path().join("a"));
+        fs::write(dir.file("config.toml"), "mdns = true\n").unwrap();
+        let claim = dir.claim().unwrap();
+        dir.keep_config("mdns = false\n").unwrap();
+        dir.unmake(&claim.made);
+        let left: Vec<_> = fs::read_dir(dir.path()).unwrap().flatten().collect();
+        assert_eq!(left.len(), 1, "{left:?}");
+        assert_eq!(left[0].file_name(), "config.toml");
+        drop(claim);
+
+        // What is not empty stays, and as long as it would be taken for somebody else's, so does VERSION.
+        for (kept, is_foreign) in [("logs/node.log", false), ("token", true)] {
+            let claim = dir.claim().unwrap();
+            fs::write(dir.file(kept), "kept").unwrap();
+            dir.unmake(&claim.made);
+            drop(claim);
+            assert_eq!(fs::read_to_string(dir.file(kept)).unwrap(), "kept");
+            assert_eq!(dir.file("VERSION").exists(), is_foreign, "{kept}");
+        }
+
+        // The next one that comes of nothing takes away nothing of what was there.
+        let claim = dir.claim().unwrap();
+        dir.unmake(&claim.made);
+        assert!(dir.file("VERSION").exists() && dir.file("run/lock").exists());
+    }
+
+    #[test]
+    fn a_lock_that_was_taken_away_holds_nobody() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = Dir::at(temp.path().join("node"));
+        let first = dir.claim().unwrap();
+        dir.unmake(&first.made);
+        // It is made anew, and taken by one alone: whoever still has the old file is not asked.
+        let second = dir.claim().unwrap();
+        assert!(matches!(dir.claim(), Err(DirError::Running(_))));
+        drop(first);
+        assert!(matches!(dir.claim(), Err(DirError::Running(_))));
+        drop(second);
+        dir.claim().unwrap();
     }
 
     #[test]

@@ -20,7 +20,7 @@ mod mode;
 mod outcome;
 mod roster;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
@@ -72,7 +72,7 @@ const TELL_AFTER: Duration = Duration::from_micros(500);
 /// How often a node without a seat looks up.
 const IDLE_TICK: Duration = Duration::from_millis(500);
 /// A watcher that heard no majority for this long knows of no leader; bookmarks come every five seconds.
-const LEADER_UNHEARD: Duration = Duration::from_secs(12);
+pub const LEADER_UNHEARD: Duration = Duration::from_secs(12);
 /// A seat that heard no leader for so many ticks knows of none. (A learner never asks for votes, and
 /// would name a dead one for ever.)
 const LEADER_UNHEARD_TICKS: u32 = 40;
@@ -289,8 +289,17 @@ impl Shown {
 
     /// What the clocks of the voters say, as of their last bookmarks: the middle one. `None` without any.
     pub fn clock(&self) -> Option<Time> {
-        let mut clocks: Vec<u64> =
-            self.board.borrow().values().map(|held| held.mark.beat).collect();
+        self.middle(|held| Time(held.mark.beat))
+    }
+
+    /// What the clocks of the voters say by now: each has gone on since its last bookmark.
+    pub fn clock_by_now(&self) -> Option<Time> {
+        let now = clock::steady();
+        self.middle(|held| Time(held.mark.beat).after(now.saturating_duration_since(held.made)))
+    }
+
+    fn middle(&self, says: impl Fn(&Posted) -> Time) -> Option<Time> {
+        let mut clocks: Vec<u64> = self.board.borrow().values().map(|held| says(held).0).collect();
         clocks.sort_unstable();
         clocks.get(clocks.len() / 2).copied().map(Time)
     }
@@ -372,7 +381,7 @@ impl Outbox for Wires<'_> {
 impl Engine {
     /// Opens the directory's log. Nothing runs yet.
     pub fn open(parts: Parts) -> Result<(Self, Orders, Shown), EngineError> {
-        let (mode, checkpoint) = Mode::open(&parts)?;
+        let (mode, checkpoint) = Mode::open(&parts, 0)?;
         let (sender, receiver) = sync_channel(MAX_ORDERS);
         let now = clock::steady();
         let first = mode.roster(&parts.told);

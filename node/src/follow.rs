@@ -29,12 +29,13 @@ use mesh_consensus::log::{Entry, Payload, Snapshot};
 use mesh_consensus::replica;
 use mesh_transport::codec::{decode, encode};
 use mesh_transport::net::{Lane, Net, Stream};
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
 use crate::clock;
 use crate::engine::{Checkpoint, Order, Orders, Posted, Refused, Roster, Shown};
 use crate::handle::{Part, Whoami};
+use crate::removal::is_turned_away;
 use crate::wire::{Feed, Header};
 
 /// Entries that a watcher holds back; then it reads no further …
@@ -51,7 +52,7 @@ const MAX_VOTERS: usize = 32;
 /// What a server must send within [`UNCONFIRMED`] while it brings somebody up to date: 70 kbit/s.
 const SLOWEST_BYTES: usize = 128 << 10;
 /// A watcher that does not read for this long is not served any more.
-const UNREAD: Duration = Duration::from_secs(30);
+pub const UNREAD: Duration = Duration::from_secs(30);
 /// Bytes of a snapshot in one frame.
 const PART_BYTES: usize = 256 << 10;
 /// A frame of the feed: entries are cut at a quarter of this.
@@ -67,8 +68,11 @@ const UNCONFIRMED: Duration = Duration::from_secs(15);
 const TURN: Duration = Duration::from_secs(60);
 /// A snapshot that no majority has signed after this time is asked for anew, elsewhere.
 const SNAPSHOT_PATIENCE: Duration = Duration::from_secs(3);
-/// A server that has not been up to date for this long sends its watchers elsewhere, after what it has.
-const OUTDATED: Duration = Duration::from_secs(10);
+/// A server that has not been up to date for this long sends its watchers elsewhere, after what it has: it may have been
+/// removed, and whoever watches must know that of everybody within five seconds.
+const OUTDATED: Duration = Duration::from_secs(3);
+/// How often it looks whether it is.
+const LOOK: Duration = Duration::from_millis(500);
 /// Members without a seat, as far as a follower knows, that it asks when no seated one answers.
 const MAX_OTHERS: usize = 16;
 /// A seat that hears no leader for this long looks whether the others went on.
@@ -103,12 +107,14 @@ fn ranked<'a>(node: NodeId, nodes: impl Iterator<Item = &'a NodeId>) -> Vec<Node
     nodes
 }
 
-/// Serves one watcher until it goes, or `may` not be served any more.
+/// Serves one watcher until it goes, does not read for as long as `unread`, or `may` not be served any more. Whoever was
+/// let go comes again, and goes on where it is.
 pub async fn serve(
     shown: Shown,
     orders: Orders,
     mut index: u64,
     mut stream: Stream,
+    unread: Duration,
     may: impl Fn() -> bool,
 ) {
     let mut pulse = shown.pulse.clone();
@@ -150,7 +156,7 @@ pub async fn serve(
             frames.push(Feed::Leader { term, leader });
         }
         for frame in frames {
-            if !send(&mut stream, &frame).await {
+            if !send(&mut stream, &frame, unread).await {
                 return;
             }
         }
@@ -158,20 +164,20 @@ pub async fn serve(
             None => return,
             Some(Next::Nothing) => {}
             Some(Next::Elsewhere) => {
-                send(&mut stream, &Feed::Elsewhere).await;
+                send(&mut stream, &Feed::Elsewhere, unread).await;
                 stream.finish();
                 return;
             }
             Some(Next::Entries(entries)) => {
                 index = entries.last().map_or(index, |entry| entry.index);
-                if !send(&mut stream, &Feed::Entries(entries)).await {
+                if !send(&mut stream, &Feed::Entries(entries), unread).await {
                     return;
                 }
                 continue;
             }
             Some(Next::Snapshot(held)) => {
                 index = held.snapshot.index;
-                if !send_snapshot(&mut stream, &held.snapshot).await {
+                if !send_snapshot(&mut stream, &held.snapshot, unread).await {
                     return;
                 }
                 continue;
@@ -179,34 +185,37 @@ pub async fn serve(
         }
         if !shown.is_fresh(OUTDATED) {
             // The voters may have gone on without this node: its word alone would look like peace.
-            send(&mut stream, &Feed::Elsewhere).await;
+            send(&mut stream, &Feed::Elsewhere, unread).await;
             stream.finish();
             return;
         }
-        tokio::select! {
-            changed = pulse.changed() => if changed.is_err() { return },
-            changed = board.changed() => if changed.is_err() { return },
-            () = tokio::time::sleep(REPEAT) => {}
-            // The watcher says nothing more: what comes is its end.
-            _ = stream.recv_frame(1) => return,
+        let repeat = Instant::now() + REPEAT;
+        while shown.is_fresh(OUTDATED) && Instant::now() < repeat {
+            tokio::select! {
+                changed = pulse.changed() => if changed.is_err() { return } else { break },
+                changed = board.changed() => if changed.is_err() { return } else { break },
+                () = tokio::time::sleep(LOOK) => {}
+                // The watcher says nothing more: what comes is its end.
+                _ = stream.recv_frame(1) => return,
+            }
         }
     }
 }
 
 /// Whether the watcher took it.
-async fn send(stream: &mut Stream, frame: &Feed) -> bool {
+async fn send(stream: &mut Stream, frame: &Feed, unread: Duration) -> bool {
     let Ok(bytes) = encode(frame) else { return false };
-    matches!(tokio::time::timeout(UNREAD, stream.send_frame(&bytes)).await, Ok(Ok(())))
+    matches!(tokio::time::timeout(unread, stream.send_frame(&bytes)).await, Ok(Ok(())))
 }
 
 /// A part at a time: however many read a snapshot slowly, it is in memory once.
-async fn send_snapshot(stream: &mut Stream, snapshot: &Snapshot) -> bool {
+async fn send_snapshot(stream: &mut Stream, snapshot: &Snapshot, unread: Duration) -> bool {
     let Snapshot { index, term, config, data } = snapshot;
     let bytes = data.len() as u64;
     let head = Feed::Snapshot { index: *index, term: *term, config: config.clone(), bytes };
-    let mut taken = send(stream, &head).await;
+    let mut taken = send(stream, &head, unread).await;
     for part in data.chunks(PART_BYTES) {
-        taken = taken && send(stream, &Feed::Part(part.to_vec())).await;
+        taken = taken && send(stream, &Feed::Part(part.to_vec()), unread).await;
     }
     taken
 }
@@ -257,6 +266,8 @@ pub struct Follower {
     pub orders: Orders,
     /// The way to the servers.
     pub net: Net,
+    /// Told whenever a server turns this node away.
+    pub turned_away: Arc<Notify>,
 }
 
 /// Why a feed ended.
@@ -306,7 +317,12 @@ impl Follower {
                         tries += 1;
                         continue;
                     }
-                    why => tracing::debug!(server = %server.short(), %why, "a feed has ended"),
+                    why => {
+                        if matches!(&why, Ended::Call(error) if is_turned_away(error)) {
+                            self.turned_away.notify_one();
+                        }
+                        tracing::debug!(server = %server.short(), %why, "a feed has ended");
+                    }
                 }
             }
             tries += 1;
@@ -683,9 +699,19 @@ fn believed(roster: &Roster, handovers: &[Handover]) -> Vec<BTreeSet<NodeId>> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+
+    use futures::future::BoxFuture;
     use mesh_consensus::id::MeshId;
+    use mesh_consensus::log::Config;
+    use mesh_transport::identity::NodeKey;
+    use mesh_transport::net::{Service, Tuning, Welcome};
+    use tokio::sync::watch;
+    use tokio::time::timeout;
 
     use super::*;
+    use crate::engine::tests::founded;
+    use crate::handle::Pulse;
 
     fn voters(all: &[u8]) -> BTreeSet<NodeId> {
         all.iter().map(|n| NodeId([*n; 32])).collect()
@@ -710,6 +736,113 @@ mod tests {
         // Nor does half of the way lead back to where it came from.
         assert_eq!(believed(&roster(2, &[1]), &there_and_back[..1]), [voters(&[1])]);
         assert_eq!(believed(&roster(0, &[1]), &there_and_back[..1]), [voters(&[2])]);
+    }
+
+    #[tokio::test]
+    async fn whoever_has_fallen_far_behind_begins_anew_with_a_snapshot() {
+        let (_temp, engine, orders, mut shown) = founded();
+        // As if much had happened since the mesh was founded.
+        let now = 3 * MAX_BEHIND;
+        let pulse = Pulse { index: now, ..shown.pulse.borrow().clone() };
+        let (_pulse, seen) = watch::channel(pulse);
+        shown.pulse = seen;
+        let index = now - 10;
+        let snapshot = Snapshot { index, term: 1, config: Config::default(), data: Vec::new() };
+        let digest = snapshot.digest();
+        *shown.checkpoint.lock().unwrap() = Some(Arc::new(Checkpoint { snapshot, digest }));
+        let sent = next(&shown, &orders, now - MAX_BEHIND - 1).await;
+        assert!(matches!(sent, Some(Next::Snapshot(held)) if held.snapshot.index == index));
+        // Whoever is nearer gets entries: the log is asked, which here is gone with the engine.
+        drop(engine);
+        assert!(next(&shown, &orders, now - MAX_BEHIND).await.is_none());
+    }
+
+    /// Serves a feed to whoever opens a stream, and counts those that have ended.
+    struct Server {
+        shown: Shown,
+        orders: Orders,
+        unread: Duration,
+        ended: watch::Sender<usize>,
+    }
+
+    impl Service for Server {
+        fn hello(&self) -> Vec<u8> {
+            Vec::new()
+        }
+
+        fn welcome(&self, _: NodeId, _: &[u8]) -> Welcome {
+            Welcome::Full
+        }
+
+        fn still(&self, _: NodeId) -> Welcome {
+            Welcome::Full
+        }
+
+        fn on_message(&self, _: NodeId, _: Vec<u8>) {}
+
+        fn on_call(&self, _: NodeId, request: Vec<u8>) -> BoxFuture<'_, Vec<u8>> {
+            Box::pin(async move { request })
+        }
+
+        fn on_stream(&self, _: NodeId, _: Vec<u8>, stream: Stream) -> BoxFuture<'_, ()> {
+            Box::pin(async move {
+                let (shown, orders) = (self.shown.clone(), self.orders.clone());
+                serve(shown, orders, 0, stream, self.unread, || true).await;
+                self.ended.send_modify(|ended| *ended += 1);
+            })
+        }
+
+        fn on_join(&self, _: NodeId, request: Vec<u8>) -> BoxFuture<'_, Vec<u8>> {
+            Box::pin(async move { request })
+        }
+    }
+
+    /// How many bytes of a snapshot come, until that is `all` or the feed ends.
+    async fn bytes_read(stream: &mut Stream, all: usize) -> usize {
+        let mut read = 0;
+        while read < all
+            && let Ok(Some(bytes)) = stream.recv_frame(MAX_FEED_FRAME).await
+        {
+            if let Ok(Feed::Part(part)) = decode::<Feed>(&bytes) {
+                read += part.len();
+            }
+        }
+        read
+    }
+
+    #[tokio::test]
+    async fn a_watcher_that_does_not_read_is_let_go_and_may_come_again() {
+        let (_temp, _engine, orders, mut shown) = founded();
+        // More than is under way while nobody reads.
+        let data = vec![7; 16 << 20];
+        let all = data.len();
+        let snapshot = Snapshot { index: 10, term: 1, config: Config::default(), data };
+        let digest = snapshot.digest();
+        *shown.checkpoint.lock().unwrap() = Some(Arc::new(Checkpoint { snapshot, digest }));
+        let pulse = Pulse { index: MAX_BEHIND + 1, ..shown.pulse.borrow().clone() };
+        let (_pulse, seen) = watch::channel(pulse);
+        shown.pulse = seen;
+
+        let (unread, ended) = (Duration::from_secs(2), watch::Sender::new(0));
+        let mut has_ended = ended.subscribe();
+        let server = Arc::new(Server { shown, orders, unread, ended });
+        let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
+        let bind =
+            |key: &NodeKey| Net::bind(key, &[any], Tuning::default(), server.clone()).unwrap();
+        let key = NodeKey::generate();
+        let (theirs, ours) = (bind(&key), bind(&NodeKey::generate()));
+        ours.learn(key.id(), theirs.addresses());
+
+        let open = || ours.open(key.id(), Vec::new(), Lane::Control);
+        let mut deaf = open().await.unwrap();
+        let gone = timeout(UNREAD / 2, has_ended.wait_for(|ended| *ended == 1)).await;
+        assert!(gone.is_ok(), "it is still served");
+        drop(gone);
+        assert!(bytes_read(&mut deaf, all).await < all);
+        // The next time it reads.
+        let mut again = open().await.unwrap();
+        assert_eq!(timeout(UNREAD, bytes_read(&mut again, all)).await, Ok(all));
+        assert_eq!(*has_ended.borrow(), 1);
     }
 
     #[test]

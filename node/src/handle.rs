@@ -9,7 +9,7 @@ use mesh_consensus::replica::{Rejected, Replica};
 use mesh_consensus::time::Time;
 use mesh_transport::codec::{decode, encode};
 use mesh_transport::net::Net;
-use tokio::sync::{RwLock, broadcast, mpsc, oneshot};
+use tokio::sync::{RwLock, broadcast, mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -29,6 +29,8 @@ use crate::wire::{Reply, Request};
 
 /// How long a server may take to say how far to apply: a round of heartbeats. Then the next one is asked.
 const TRY: Duration = Duration::from_secs(1);
+/// How long a write that is on its way waits for its answer once this node knows that it was removed.
+const LAST_WORD: Duration = Duration::from_secs(1);
 
 /// How a node takes part in the agreement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -135,6 +137,12 @@ pub enum WriteError {
     /// The party's signing key is not on this node.
     #[error("the signing key of this node's party is not on this node")]
     NoPartyKey,
+    /// This node is no member any more, and knows it.
+    #[error("this node was removed from its mesh")]
+    Removed {
+        /// Whether it was on its way by then: it may have taken effect before.
+        sent: bool,
+    },
     /// The node stops.
     #[error("the node is stopping")]
     Stopping,
@@ -149,6 +157,9 @@ pub enum ReadError {
     /// Too many wait already.
     #[error("too many reads wait for an answer")]
     Busy,
+    /// This node is no member any more, and knows it.
+    #[error("this node was removed from its mesh")]
+    Removed,
     /// The node stops.
     #[error("the node is stopping")]
     Stopping,
@@ -188,12 +199,32 @@ pub struct Whoami {
 pub struct Writer {
     /// To the author.
     pub(crate) sender: mpsc::Sender<Write>,
+    /// Whether this node was removed, as far as it knows.
+    pub(crate) removed: watch::Receiver<bool>,
 }
 
 impl Writer {
     /// Writes all of `asks` in one batch, and waits until this node has applied it. Gives the index
     /// and the position of the first command: together they name what was made.
     pub async fn write(&self, asks: Vec<Ask>) -> Result<Written, WriteError> {
+        let mut removed = self.removed.clone();
+        // Nobody takes anything from one that was removed, so there is nothing to wait for.
+        if *removed.borrow() {
+            return Err(WriteError::Removed { sent: false });
+        }
+        let known = async {
+            let known = removed.wait_for(|removed| *removed).await.is_ok();
+            tokio::time::sleep(LAST_WORD).await;
+            known
+        };
+        tokio::select! {
+            biased;
+            written = self.hand_in(asks) => written,
+            true = known => Err(WriteError::Removed { sent: true }),
+        }
+    }
+
+    async fn hand_in(&self, asks: Vec<Ask>) -> Result<Written, WriteError> {
         let (reply, answer) = oneshot::channel();
         let waits = self.sender.send_timeout(Write { asks, reply }, PATIENCE);
         waits.await.map_err(|error| match error {
@@ -246,8 +277,8 @@ pub struct Inner {
     pub secret: Arc<RwLock<Option<PartySecret>>>,
     /// The party's sealing secret, if this node has it: without it, private data cannot be read.
     pub sealing: Arc<RwLock<Option<SealingSecret>>>,
-    /// Whether a majority of the voters turned this node away when it last asked.
-    pub removed: std::sync::atomic::AtomicBool,
+    /// Whether this node was removed, as far as it knows: see [`crate::removal`].
+    pub removed: watch::Sender<bool>,
     /// A later epoch than this node's, of which another member told when this one was cut off; zero if none did.
     pub later_epoch: std::sync::atomic::AtomicU32,
     /// The way out.
@@ -279,6 +310,11 @@ impl Handle {
         self.shown.pulse.borrow().clone()
     }
 
+    /// Whether this node was removed from its mesh, as far as it knows.
+    pub fn is_removed(&self) -> bool {
+        *self.removed.borrow()
+    }
+
     /// Who belongs.
     pub fn roster(&self) -> Arc<Roster> {
         self.shown.roster.borrow().clone()
@@ -303,6 +339,9 @@ impl Handle {
         let deadline = Instant::now() + PATIENCE;
         let mut tries = 0usize;
         while Instant::now() < deadline {
+            if self.is_removed() {
+                return Err(ReadError::Removed);
+            }
             let index = match self.pulse().part {
                 Part::Voter | Part::Learner => {
                     let (reply, answer) = oneshot::channel();

@@ -11,7 +11,8 @@
 //! ```
 //!
 //! A newcomer believes what its ticket says (mesh, party, keys to meet) and nothing else. If it fails, what
-//! it has made is removed.
+//! it has made is removed; unless a member may have heard it. Then the mesh may know its key, and the same command
+//! goes on with it.
 //!
 //! With an invite it founds a party first: `Found`, then `Decided` until the other parties have agreed, then
 //! `Join` with the first ticket of its own party. That may take days, so what it has made stays: the same
@@ -34,7 +35,7 @@ pub use sponsor::Sponsor;
 
 use crate::clock;
 use crate::config::{Config, ConfigError, FIRST_PORT};
-use crate::dir::{Dir, DirError, Membership};
+use crate::dir::{Dir, DirError, Made, Membership};
 use crate::party::PartySecret;
 use crate::state::founding::{Founding, FoundingError, mesh_id};
 use crate::state::level::LEVEL;
@@ -79,8 +80,13 @@ pub enum JoinError {
     #[error("this machine has no address {0}")]
     NotOurs(IpAddr),
     /// The port that was asked for is taken.
-    #[error("port {} is in use on {}", .0.port(), .0.ip())]
-    PortTaken(SocketAddr),
+    #[error("port {} is in use on {} ({protocol})", address.port(), address.ip())]
+    PortTaken {
+        /// The address that was asked for.
+        address: SocketAddr,
+        /// `udp` or `tcp`: a port may be free for one and taken for the other.
+        protocol: &'static str,
+    },
     /// Nobody let us in.
     #[error("no node of the mesh could be reached")]
     Unreachable(Vec<Tried>),
@@ -141,19 +147,25 @@ impl Choices {
     }
 }
 
-/// Founds a mesh in `dir`. The node is not started.
-pub fn found(dir: &Dir, choices: &Choices) -> Result<Founding, JoinError> {
-    let _lock = dir.claim()?;
-    let made = try_found(dir, choices);
-    if made.is_err() {
-        // Nothing was here before, so nothing is lost.
-        let _ = dir.clear();
+/// Founds a mesh in `dir`. The node is not started. What was made of the directory is for [`unfound`].
+pub fn found(dir: &Dir, choices: &Choices) -> Result<Made, JoinError> {
+    let claim = dir.claim()?;
+    let founded = keep_config(dir, choices).and_then(|name| {
+        let founded = try_found(dir, choices, name);
+        if founded.is_err() {
+            // No node was here before, so none is lost.
+            let _ = dir.clear();
+        }
+        founded
+    });
+    if let Err(error) = founded {
+        dir.unmake(&claim.made);
+        return Err(error);
     }
-    made
+    Ok(claim.made)
 }
 
-fn try_found(dir: &Dir, choices: &Choices) -> Result<Founding, JoinError> {
-    let name = keep_config(dir, choices)?;
+fn try_found(dir: &Dir, choices: &Choices, name: Name) -> Result<(), JoinError> {
     let key = NodeKey::generate();
     let secret = PartySecret::generate();
     let founding = Founding {
@@ -167,8 +179,9 @@ fn try_found(dir: &Dir, choices: &Choices) -> Result<Founding, JoinError> {
         salt: crate::random(),
     };
     let mesh = mesh_id(&founding);
-    let state = State::genesis(founding.clone(), LEVEL)?;
-    let genesis = Replica::genesis(mesh, founding.time, FOUNDERS_SEAT, state).snapshot();
+    let time = founding.time;
+    let state = State::genesis(founding, LEVEL)?;
+    let genesis = Replica::genesis(mesh, time, FOUNDERS_SEAT, state).snapshot();
     let identity = Identity { mesh, epoch: 0, node: key.id(), raft_id: FOUNDERS_SEAT };
     dir.keep_node_key(&key)?;
     dir.keep_party_secret(&secret)?;
@@ -181,14 +194,16 @@ fn try_found(dir: &Dir, choices: &Choices) -> Result<Founding, JoinError> {
         voters: vec![key.id()],
         left: false,
     };
-    begin::begin(dir, &membership, Some(&genesis))?;
-    Ok(founding)
+    Ok(begin::begin(dir, &membership, Some(&genesis))?)
 }
 
-/// Founds nothing after all: removes a mesh of one that was founded in `dir` and that nobody else knows of.
-pub fn unfound(dir: &Dir) -> Result<(), JoinError> {
+/// Founds nothing after all: removes a mesh of one that was founded in `dir` and that nobody else knows of, with what
+/// was made for it.
+pub fn unfound(dir: &Dir, made: &Made) -> Result<(), JoinError> {
     let _lock = dir.lock()?;
-    Ok(dir.clear()?)
+    dir.clear()?;
+    dir.unmake(made);
+    Ok(())
 }
 
 /// Chooses ports that are free, and keeps them with what the person chose and what was written down before. What
@@ -273,16 +288,17 @@ impl<'a> Ports<'a> {
         }
     }
 
-    /// The first of these that is taken.
-    fn taken(&self, data: u16, overlay: u16) -> Option<SocketAddr> {
+    /// The first of these that is taken, and for which protocol.
+    fn taken(&self, data: u16, overlay: u16) -> Option<(&'static str, SocketAddr)> {
         let third = data.checked_add(2);
         let needs = (self.listen.iter())
             .flat_map(|ip| [(UDP, *ip, data), (UDP, *ip, overlay), (TCP, *ip, overlay)])
             .chain(self.api.zip(third).map(|(ip, port)| (TCP, ip, port)))
             .chain(self.own_api.map(|at| (TCP, at.ip(), at.port())));
         let mut needs = needs.filter(|(_, ip, _)| ip_exists(*ip));
-        let taken = needs.find(|(is_free, ip, port)| !is_free(SocketAddr::new(*ip, *port)));
-        taken.map(|(_, ip, port)| SocketAddr::new(ip, port))
+        let taken =
+            needs.find(|(protocol, ip, port)| !(protocol.is_free)(SocketAddr::new(*ip, *port)));
+        taken.map(|(protocol, ip, port)| (protocol.name, SocketAddr::new(ip, port)))
     }
 
     fn are_free(&self, data: u16, overlay: u16) -> bool {
@@ -294,9 +310,9 @@ impl<'a> Ports<'a> {
     fn choose(&self, wanted: Option<u16>) -> Result<(u16, u16), JoinError> {
         /// Below those that a kernel lends to whoever dials out: they are kept, and wanted again at each start.
         const ANY: std::ops::Range<u16> = 10_000..32_000;
-        if let Some(at) = self.own_api.filter(|at| ip_exists(at.ip()) && !TCP(*at)) {
+        if let Some(address) = self.own_api.filter(|at| ip_exists(at.ip()) && !(TCP.is_free)(*at)) {
             // No other choice of ours would help.
-            return Err(JoinError::PortTaken(at));
+            return Err(JoinError::PortTaken { address, protocol: TCP.name });
         }
         let first = self.listen.first().copied().unwrap_or(IpAddr::from([0, 0, 0, 0]));
         let none = JoinError::NoPorts { address: first };
@@ -308,7 +324,7 @@ impl<'a> Ports<'a> {
                 let next = port.checked_add(1).ok_or(none)?;
                 match self.taken(port, next) {
                     None => Ok((port, next)),
-                    Some(at) => Err(JoinError::PortTaken(at)),
+                    Some((protocol, address)) => Err(JoinError::PortTaken { address, protocol }),
                 }
             }
             None if data == 0 || overlay == 0 => any(ANY).find_map(three).ok_or(none),
@@ -322,10 +338,15 @@ fn any(range: std::ops::Range<u16>) -> impl Iterator<Item = u16> {
     std::iter::repeat_with(move || fastrand::u16(range.clone())).take(1000)
 }
 
-/// Whether an address is free for one of the two protocols.
-type Probe = fn(SocketAddr) -> bool;
-const UDP: Probe = |at| UdpSocket::bind(at).is_ok();
-const TCP: Probe = |at| TcpListener::bind(at).is_ok();
+/// One of the two protocols.
+struct Protocol {
+    name: &'static str,
+    /// Whether an address is free for it.
+    is_free: fn(SocketAddr) -> bool,
+}
+
+const UDP: Protocol = Protocol { name: "udp", is_free: |at| UdpSocket::bind(at).is_ok() };
+const TCP: Protocol = Protocol { name: "tcp", is_free: |at| TcpListener::bind(at).is_ok() };
 
 /// Whether this machine has the family of the address at all: some have no IPv6.
 fn ip_exists(ip: IpAddr) -> bool {
@@ -366,7 +387,10 @@ mod tests {
         let listen = vec![(IpAddr::from([192, 0, 2, 1]), Some(0))];
         let refused = found(&dir, &Choices { listen, ..Choices::default() });
         assert!(matches!(refused, Err(JoinError::NotOurs(_))), "{refused:?}");
-        found(&dir, &choices(Some(0))).unwrap();
+        assert!(!dir.path().exists());
+        let made = found(&dir, &choices(Some(0))).unwrap();
+        unfound(&dir, &made).unwrap();
+        assert!(!dir.path().exists());
     }
 
     #[test]
@@ -397,13 +421,19 @@ mod tests {
         for port in [overlay, overlay + 1] {
             let held = TcpListener::bind((here, port)).unwrap();
             let at = SocketAddr::new(here, port);
-            assert_eq!(ports.taken(data, overlay), Some(at));
+            assert_eq!(ports.taken(data, overlay), Some(("tcp", at)));
             let refused = ports.choose(Some(data));
-            assert!(matches!(refused, Err(JoinError::PortTaken(by)) if by == at), "{refused:?}");
+            let is_it = matches!(
+                refused,
+                Err(JoinError::PortTaken { address, protocol: "tcp" }) if address == at
+            );
+            assert!(is_it, "{refused:?}");
             drop(held);
         }
         let _data_is_udp_alone = TcpListener::bind((here, data)).unwrap();
         assert_eq!(ports.taken(data, overlay), None);
+        let _thief = UdpSocket::bind((here, data)).unwrap();
+        assert_eq!(ports.taken(data, overlay), Some(("udp", SocketAddr::new(here, data))));
     }
 
     #[test]
@@ -417,14 +447,16 @@ mod tests {
         let listen = vec![(IpAddr::from([127, 0, 0, 1]), Some(0))];
         let mut choices = Choices { listen, settings: api.parse().unwrap(), ..Choices::default() };
         let refused = found(&dir, &choices);
-        assert!(matches!(refused, Err(JoinError::PortTaken(_))), "{refused:?}");
-        assert!(!dir.is_taken());
+        assert!(matches!(refused, Err(JoinError::PortTaken { .. })), "{refused:?}");
+        let left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().flatten().collect();
+        assert_eq!(left.len(), 1, "the settings alone: {left:?}");
         choices.settings.clear();
-        found(&dir, &choices).unwrap();
+        let made = found(&dir, &choices).unwrap();
         let config = Config::stored(&dir.file("config.toml")).unwrap();
         assert_eq!((config["mdns"].as_bool(), config["name"].as_str()), (Some(true), Some("mine")));
         assert!(config.contains_key("data_port"));
-        unfound(&dir).unwrap();
+        unfound(&dir, &made).unwrap();
+        assert!(dir.file("config.toml").exists() && !dir.file("VERSION").exists());
         found(&dir, &choices).unwrap();
     }
 

@@ -7,7 +7,6 @@ mod gossip;
 mod measure;
 mod suspect;
 
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use mesh_consensus::id::NodeId;
@@ -17,7 +16,6 @@ use crate::clock;
 use crate::handle::{Ask, Handle, Part};
 use crate::pace::{MAX_TICK_MS, tick_for};
 use crate::party::{PartySecret, SealingSecret};
-use crate::removal::{is_removed, later_epoch};
 use crate::state::command::{Act, Pace, RaiseLevel, Report};
 use crate::state::level::{LEVEL, Version};
 use crate::wire::{Reply, Request};
@@ -30,14 +28,10 @@ use suspect::suspect;
 /// How often a node looks whether there is something to do.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// A node that has not been up to date for this long asks whether it was removed, and again after as long.
-const CUT_OFF: Duration = Duration::from_secs(8);
-
 /// Runs until the node stops.
 pub async fn run(handle: Handle, mut fsync_p99_us: Option<u32>) {
     let mut pace = Pacer::default();
     let mut again = Again::new(clock::steady());
-    let mut asked = tokio::time::Instant::now();
     loop {
         tokio::select! {
             () = handle.stop.cancelled() => return,
@@ -45,10 +39,6 @@ pub async fn run(handle: Handle, mut fsync_p99_us: Option<u32>) {
         }
         if handle.pulse().part == Part::Joining {
             continue;
-        }
-        if asked.elapsed() > CUT_OFF {
-            note_removal(&handle).await;
-            asked = tokio::time::Instant::now();
         }
         if again.is_due(clock::steady(), handle.config.votes, fsync_p99_us) {
             fsync_p99_us = measure_sync(&handle.dir, measure::AGAIN).await.or(fsync_p99_us);
@@ -61,28 +51,6 @@ pub async fn run(handle: Handle, mut fsync_p99_us: Option<u32>) {
             raise_level(&handle).await;
             pace.look(&handle).await;
         }
-    }
-}
-
-/// Learns whether this node was removed, or the mesh recovered without it, if it seems so.
-async fn note_removal(handle: &Handle) {
-    let cut_off = !handle.shown.is_fresh(CUT_OFF);
-    // Also while all seems well: if a mesh was recovered although its majority lived on, both go on.
-    let epoch = later_epoch(handle).await;
-    if handle.later_epoch.swap(epoch.unwrap_or(0), Ordering::Relaxed) == 0
-        && let Some(epoch) = epoch
-    {
-        tracing::error!(
-            epoch,
-            "the mesh was recovered and is in a later epoch: mesh down, and mesh up --rejoin"
-        );
-    }
-    // Those of a later epoch turn away everyone of an earlier one.
-    let removed = cut_off && epoch.is_none() && is_removed(handle).await;
-    if removed != handle.removed.swap(removed, Ordering::Relaxed) && removed {
-        tracing::error!(
-            "this node was removed from its mesh: mesh down, and join again from a new directory"
-        );
     }
 }
 

@@ -65,6 +65,9 @@ pub enum RecoveryError {
     /// There is no such file.
     #[error("there is no file {}", .0.display())]
     Missing(PathBuf),
+    /// There is a file where a new one should be.
+    #[error("there is a file {} already", .0.display())]
+    Exists(PathBuf),
     /// The file is something else.
     #[error("{} is not {what}", path.display())]
     NotThat {
@@ -76,6 +79,9 @@ pub enum RecoveryError {
     /// The directory has no key to sign with.
     #[error("the party's key is not in {}", .0.display())]
     NoKey(PathBuf),
+    /// The order is not for the mesh that the directory is of.
+    #[error("the order is of another mesh than {}", .0.display())]
+    OtherMesh(PathBuf),
     /// It has been done.
     #[error("this directory is of epoch {epoch} already: the order has been applied")]
     Applied {
@@ -103,8 +109,12 @@ impl RecoveryError {
                 "go on without this survivor: mesh up --rejoin once the mesh is back".into()
             }
             Self::Missing(_) => "check the name".into(),
+            Self::Exists(_) => "name a new file, or move that one away".into(),
             Self::NotThat { .. } => "mesh recover --help shows which file each step takes".into(),
             Self::NoKey(_) => "mesh recover sign ORDER --key FILE".into(),
+            Self::OtherMesh(_) => {
+                "mesh recover sign ORDER --dir DIR, of a node of that mesh; or --key FILE".into()
+            }
             Self::Applied { .. } => "mesh up".into(),
             Self::Recover(error) => match error {
                 RecoverError::TooFew { .. } => {
@@ -153,19 +163,19 @@ pub fn survey(dir: &Dir, out: &Path) -> Result<Survey, RecoveryError> {
         return Err(RecoveryError::OtherLog(dir.path().to_path_buf()));
     }
     let survey = Survey::of(dir.node_key()?.signing(), &log)?;
-    keep(out, Paper::Survey(survey.clone()))?;
+    keep(out, &Paper::Survey(survey.clone()))?;
     Ok(survey)
 }
 
 /// Makes the order that names the survivor which knows most.
 pub fn choose(surveys: &[PathBuf], out: &Path) -> Result<Order, RecoveryError> {
-    let surveys = surveys.iter().map(|path| match paper(path)? {
+    let surveys = surveys.iter().map(|path| match paper(path, "a survey, or it is damaged")? {
         Paper::Survey(survey) => Ok(survey),
         Paper::Order(_) => not_that(path, "a survey"),
     });
     let surveys: Vec<Survey> = surveys.collect::<Result<_, _>>()?;
     let order = Order::new(recover::choose(&surveys)?);
-    keep(out, Paper::Order(order.clone()))?;
+    keep(out, &Paper::Order(order.clone()))?;
     Ok(order)
 }
 
@@ -177,8 +187,18 @@ pub fn sign(path: &Path, secret: &PartySecret) -> Result<Signed, RecoveryError> 
     order.signatures.retain(|(signer, _)| *signer != party);
     order.sign(&secret.signing());
     let signers = order.signatures.iter().map(|(signer, _)| *signer).collect();
-    keep(path, Paper::Order(order))?;
+    dir::write(path, &Paper::Order(order))?;
     Ok(Signed { party, signers })
+}
+
+/// Adds the signature of the party whose node `dir` is of. Its key is for the mesh of that node alone.
+pub fn sign_in(dir: &Dir, path: &Path) -> Result<Signed, RecoveryError> {
+    let secret = key_in(dir)?;
+    let mesh = order(path)?.mesh;
+    if dir.membership()?.is_some_and(|own| own.identity.mesh != mesh) {
+        return Err(RecoveryError::OtherMesh(dir.path().to_path_buf()));
+    }
+    sign(path, &secret)
 }
 
 /// The party's secret in the directory of one of its nodes.
@@ -233,8 +253,8 @@ pub fn apply(dir: &Dir, path: &Path) -> Result<Begun, RecoveryError> {
     if log.identity() != ours {
         return Err(RecoveryError::OtherLog(dir.path().to_path_buf()));
     }
-    let parties = |state: &State| state.parties().keys().copied().collect();
-    let (next, snapshot) = recover::recover(&log, State::blank(LEVEL), &order, parties)?;
+    let blank = State::blank(LEVEL);
+    let (next, snapshot) = recover::recover(&log, blank, &order, State::present_parties)?;
     let failed = |source| io_error("replace", &dir.file(LOG), source);
     if disk.exists(NEXT).map_err(failed)? {
         disk.remove(NEXT).map_err(failed)?;
@@ -297,24 +317,28 @@ fn disk(dir: &Dir) -> Result<RealDisk, RecoveryError> {
 }
 
 fn order(path: &Path) -> Result<Order, RecoveryError> {
-    match paper(path)? {
+    match paper(path, "an order, or it is damaged")? {
         Paper::Order(order) => Ok(order),
         Paper::Survey(_) => not_that(path, "an order"),
     }
 }
 
-fn paper(path: &Path) -> Result<Paper, RecoveryError> {
-    dir::read(path)?.ok_or_else(|| RecoveryError::Missing(path.to_path_buf()))
+/// Reads a paper; `what` it should be, if it is none.
+fn paper(path: &Path, what: &'static str) -> Result<Paper, RecoveryError> {
+    match dir::read(path) {
+        Ok(paper) => paper.ok_or_else(|| RecoveryError::Missing(path.to_path_buf())),
+        // It is no file of a node: there is no directory to put in order.
+        Err(DirError::Damaged(_)) => not_that(path, what),
+        Err(error) => Err(error.into()),
+    }
 }
 
-/// Writes a paper, and overwrites nothing but one of its kind.
-fn keep(path: &Path, new: Paper) -> Result<(), RecoveryError> {
-    match (dir::read::<Paper>(path), &new) {
-        (Ok(None | Some(Paper::Survey(_))), Paper::Survey(_))
-        | (Ok(None | Some(Paper::Order(_))), Paper::Order(_)) => Ok(dir::write(path, &new)?),
-        (_, Paper::Survey(_)) => not_that(path, "a new file, nor an old survey"),
-        (_, Paper::Order(_)) => not_that(path, "a new file, nor an old order"),
+/// Writes a paper, and overwrites nothing: an order that was there may hold signatures.
+fn keep(path: &Path, new: &Paper) -> Result<(), RecoveryError> {
+    if fs::symlink_metadata(path).is_ok() {
+        return Err(RecoveryError::Exists(path.to_path_buf()));
     }
+    Ok(dir::write(path, new)?)
 }
 
 fn not_that<T>(path: &Path, what: &'static str) -> Result<T, RecoveryError> {

@@ -1,22 +1,82 @@
 //! Whether this node was removed. Nobody tells it but those who turn it away: it is cut off with the entry that
-//! removes it, and may never see that entry.
+//! removes it, and may never see that entry. So it asks the voters: as soon as one member has turned it away, and
+//! when it has heard nothing for a while. One member's word is not enough.
+//!
+//! Who knows that it was removed says so to whoever asks it for something, and does not try.
 
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use mesh_consensus::id::{Epoch, NodeId};
 use mesh_transport::codec::{decode, encode};
 use mesh_transport::net::CallError;
 use mesh_transport::quic::Failure;
-use tokio::time::timeout;
+use tokio::sync::Notify;
+use tokio::time::{sleep, timeout};
 
-use crate::handle::Handle;
+use crate::departure::Step;
+use crate::handle::{Handle, Part};
 use crate::wire::{JoinReply, JoinRequest, Request};
 
 /// How long to wait for one of the voters.
 pub const ASK: Duration = Duration::from_secs(1);
 
+/// A node that has not been up to date for this long asks whether it was removed, and again after as long.
+const CUT_OFF: Duration = Duration::from_secs(8);
+
 /// Addresses of voters that are asked at once for their epoch.
 const MAX_DOORS: usize = 16;
+
+/// Learns whether this node was removed, or the mesh recovered without it; runs until the node stops. Whoever is turned
+/// away by a member says so with `away`.
+pub async fn run(handle: Handle, away: Arc<Notify>) {
+    let me = handle.whoami.node;
+    let mut roster = handle.shown.roster.clone();
+    loop {
+        let known = handle.is_removed();
+        let agreed = async { roster.wait_for(|roster| roster.removed.contains(&me)).await.is_ok() };
+        let suspects = tokio::select! {
+            () = handle.stop.cancelled() => return,
+            // Once it is known there is no hurry.
+            _ = agreed, if !known => true,
+            () = away.notified(), if !known => true,
+            () = sleep(CUT_OFF) => known,
+        };
+        if handle.pulse().part != Part::Joining {
+            look(&handle, suspects).await;
+        }
+        // However often it is turned away.
+        sleep(ASK).await;
+    }
+}
+
+/// Asks, if there is a reason to suspect it or nothing was heard for long, and keeps the answer.
+async fn look(handle: &Handle, suspects: bool) {
+    let step = handle.departure.step().borrow().clone();
+    if step.is_leaving() || step == Step::Left {
+        // It goes of its own will.
+        return;
+    }
+    let cut_off = suspects || !handle.shown.is_fresh(CUT_OFF);
+    // Also while all seems well: if a mesh was recovered although its majority lived on, both go on.
+    let epoch = later_epoch(handle).await;
+    if handle.later_epoch.swap(epoch.unwrap_or(0), Ordering::Relaxed) == 0
+        && let Some(epoch) = epoch
+    {
+        tracing::error!(
+            epoch,
+            "the mesh was recovered and is in a later epoch: mesh down, and mesh up --rejoin"
+        );
+    }
+    // Those of a later epoch turn away everyone of an earlier one.
+    let removed = cut_off && epoch.is_none() && is_removed(handle).await;
+    if removed != handle.removed.send_replace(removed) && removed {
+        tracing::error!(
+            "this node was removed from its mesh: mesh down, and join again from a new directory"
+        );
+    }
+}
 
 /// Whether the state says so, or a majority of the other voters that this node knows.
 pub async fn is_removed(handle: &Handle) -> bool {
@@ -64,12 +124,18 @@ pub fn is_majority(count: usize, all: usize) -> bool {
 /// leaving is refused an answer, but keeps its connection.
 pub async fn turns_away(handle: &Handle, node: NodeId) -> bool {
     let Ok(request) = encode(&Request::ReadIndex) else { return false };
-    match handle.net.call(node, request, ASK).await {
-        Err(CallError::Unreachable(error)) => error
+    let answer = handle.net.call(node, request, ASK).await;
+    answer.is_err_and(|error| is_turned_away(&error))
+}
+
+/// Whether a call failed because the other side says that this node is no member.
+pub fn is_turned_away(error: &CallError) -> bool {
+    match error {
+        CallError::Unreachable(error) => error
             .tries
             .iter()
             .any(|(_, how)| matches!(how, Failure::Closed { why } if says_no_member(why))),
-        Err(CallError::Broken { why, .. }) => says_no_member(&why),
+        CallError::Broken { why, .. } => says_no_member(why),
         _ => false,
     }
 }
@@ -95,5 +161,10 @@ mod tests {
             says_no_member("you are not a member here") && says_no_member("removed from the mesh")
         );
         assert!(!says_no_member("the node stops") && !says_no_member("timed out"));
+        let node = NodeId([1; 32]);
+        let broken = |why: &str| CallError::Broken { node, why: why.into() };
+        assert!(is_turned_away(&broken("removed from the mesh")));
+        assert!(!is_turned_away(&broken("timed out")));
+        assert!(!is_turned_away(&CallError::Refused(node)), "one that leaves is refused, too");
     }
 }

@@ -15,7 +15,7 @@ use mesh_consensus::autopilot::Waits;
 use mesh_storage::store::{Store, StoreError};
 use mesh_transport::net::{BindError, Net, Tuning};
 use mesh_transport::overlay::{Overlay, OverlayError};
-use tokio::sync::{RwLock, mpsc};
+use tokio::sync::{Notify, RwLock, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -32,7 +32,7 @@ use crate::follow::Follower;
 use crate::handle::{Handle, Inner, Whoami, Writer};
 use crate::join::Sponsor;
 use crate::service::{Peers, mind_connections};
-use crate::{api, clock, handover, join, keeper};
+use crate::{api, clock, handover, join, keeper, removal};
 
 /// Why a node ended, or could not start.
 #[derive(Debug, thiserror::Error)]
@@ -120,7 +120,8 @@ pub async fn run(
         hub.place(peer);
     }
     let (sender, writes) = mpsc::channel(MAX_WRITES);
-    let writer = Writer { sender };
+    let removed = watch::Sender::new(false);
+    let writer = Writer { sender, removed: removed.subscribe() };
     let root = dir.path().to_path_buf();
     let store = tokio::task::spawn_blocking(move || Store::open(root)).await;
     let store = store.map_err(|error| RunError::Thread(std::io::Error::other(error)))??;
@@ -181,7 +182,7 @@ pub async fn run(
         data: data.clone(),
         secret: secret.clone(),
         sealing,
-        removed: std::sync::atomic::AtomicBool::new(false),
+        removed,
         later_epoch: std::sync::atomic::AtomicU32::new(0),
         departure: Departure::default(),
         started: clock::steady(),
@@ -207,9 +208,16 @@ pub async fn run(
     // Ends the tasks, after the last answers have been given.
     let over = CancellationToken::new();
     spawn(&tasks, &over, "author", author.run(numbers, writes));
-    let follower =
-        Follower { whoami, shown: shown.clone(), orders: orders.clone(), net: net.clone() };
+    let turned_away = Arc::new(Notify::new());
+    let follower = Follower {
+        whoami,
+        shown: shown.clone(),
+        orders: orders.clone(),
+        net: net.clone(),
+        turned_away: turned_away.clone(),
+    };
     spawn(&tasks, &over, "follower", follower.run());
+    spawn(&tasks, &over, "removal", removal::run(handle.clone(), turned_away));
     spawn(&tasks, &over, "connections", mind_connections(whoami, shown.clone(), net.clone()));
     let measured = keeper::measure_sync(&dir, keeper::FIRST).await;
     spawn(&tasks, &over, "keeper", keeper::run(handle.clone(), measured));

@@ -36,6 +36,10 @@ const NONCE_BYTES: usize = 24;
 const TAG_BYTES: usize = 16;
 const LENGTH_BYTES: usize = 2;
 
+/// What a tag stands for once it was taken away: the first version is 1. Its record is free for the next tag. (That
+/// a record goes is not compare-and-set; that it changes is.)
+pub const NOTHING: u32 = 0;
+
 /// What a sealed record says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Record {
@@ -47,7 +51,7 @@ pub enum Record {
         name: Name,
         /// The tag.
         tag: Name,
-        /// The number that it stands for.
+        /// The number that it stands for, or [`NOTHING`].
         number: u32,
     },
     /// Numbers below this were given once; kept when the version with the highest one is dropped.

@@ -298,15 +298,18 @@ impl Service for Peers {
             match decode::<Header>(&header) {
                 Ok(Header::Watch { index }) => {
                     let may = || self.judge(from) == Welcome::Full;
-                    follow::serve(self.shown.clone(), self.orders.clone(), index, stream, may)
-                        .await;
+                    let (shown, orders) = (self.shown.clone(), self.orders.clone());
+                    follow::serve(shown, orders, index, stream, follow::UNREAD, may).await;
                 }
                 Ok(Header::Manifest { version }) => {
                     self.data.serve_manifest(from, version, stream).await
                 }
-                Ok(Header::Swarm { version }) => {
+                Ok(Header::Swarm { version, link }) => {
                     let may = || self.judge(from) == Welcome::Full;
-                    self.data.serve_swarm(from, version, stream, &may).await;
+                    self.data.serve_swarm(from, version, link, stream, &may).await;
+                }
+                Ok(Header::Strip { link, number }) => {
+                    self.data.take_strip((from, link), number, stream);
                 }
                 Err(_) => {}
             }

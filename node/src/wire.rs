@@ -102,6 +102,15 @@ pub enum Header {
     Swarm {
         /// Which version.
         version: VersionId,
+        /// Drawn by whoever pulls: its strips are known by it.
+        link: u64,
+    },
+    /// A further stream for the bytes of such a link, on a connection of its own.
+    Strip {
+        /// Which link of the same peer.
+        link: u64,
+        /// Which of its strips, from one on.
+        number: u8,
     },
 }
 

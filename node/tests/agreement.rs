@@ -5,8 +5,8 @@ mod common;
 
 use common::{Lab, until};
 use mesh_consensus::id::Hash;
-use mesh_node::handle::{Ask, Part};
-use mesh_node::state::command::{Act, NameSet};
+use mesh_node::handle::{Ask, Part, ReadError, WriteError};
+use mesh_node::state::command::{Act, Leave, NameSet};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nodes_join_become_voters_learners_and_watchers_and_all_hold_the_state() {
@@ -43,6 +43,14 @@ async fn nodes_join_become_voters_learners_and_watchers_and_all_hold_the_state()
         let seen = node.handle.look(move |see| see.replica.machine().name(party, &name)).await;
         assert_eq!(seen, Ok(Some(Hash([7; 32]))));
     }
+    // Removed, it hears so from those who turn it away, and nobody has to wait for what cannot be.
+    let act = Act::Leave(Leave { node: watcher.handle.whoami.node });
+    nodes[0].handle.write(vec![Ask { act, signed: true }]).await.unwrap();
+    until("the watcher knows that it was removed", || watcher.handle.is_removed()).await;
+    let late = watcher.set_name(party, "late", Hash([8; 32])).await;
+    assert_eq!(late, Err(WriteError::Removed { sent: false }));
+    assert_eq!(watcher.handle.barrier().await, Err(ReadError::Removed));
+    assert!(nodes.iter().filter(|node| node.handle.is_removed()).count() == 1, "nobody else was");
     for node in nodes {
         node.stop().await;
     }

@@ -12,8 +12,10 @@ use mesh_consensus::recover::RecoverError;
 use mesh_node::dir::{Dir, DirError, LOG};
 use mesh_node::engine::{EngineError, OpenError};
 use mesh_node::handle::Part;
-use mesh_node::join::{Choices, join, rejoin};
-use mesh_node::recover::{KEPT, RecoveryError, apply, choose, key_file, key_in, sign, survey};
+use mesh_node::join::{Choices, found, join, rejoin};
+use mesh_node::recover::{
+    KEPT, RecoveryError, apply, choose, key_file, key_in, sign, sign_in, survey,
+};
 use mesh_node::run::{RunError, run};
 use mesh_transport::ticket::Kind;
 use tokio_util::sync::CancellationToken;
@@ -59,7 +61,13 @@ fn order(dirs: &[Dir], at: &Path) -> (PathBuf, mesh_consensus::recover::Order) {
     let order = choose(&surveys, &out).unwrap();
     // None is taken for another, and nothing else is overwritten.
     assert!(matches!(apply(&dirs[0], &surveys[0]), Err(RecoveryError::NotThat { .. })));
-    assert!(matches!(choose(&surveys, &surveys[0]), Err(RecoveryError::NotThat { .. })));
+    assert!(matches!(choose(&surveys, &surveys[0]), Err(RecoveryError::Exists(_))));
+    assert!(matches!(choose(&surveys, &out), Err(RecoveryError::Exists(_))));
+    assert!(matches!(survey(&dirs[0], &surveys[0]), Err(RecoveryError::Exists(_))));
+    let torn = at.join("torn");
+    std::fs::write(&torn, &std::fs::read(&surveys[0]).unwrap()[..40]).unwrap();
+    let refused = choose(std::slice::from_ref(&torn), &at.join("another"));
+    assert!(matches!(refused, Err(RecoveryError::NotThat { .. })), "{refused:?}");
     (out, order)
 }
 
@@ -79,6 +87,12 @@ async fn one_of_three_goes_on_alone_with_everything_that_was_acknowledged() {
     assert!(matches!(running, Err(RecoveryError::Dir(DirError::Running(_)))), "{running:?}");
     let dirs = stop_all([survivor]).await;
     let (order, _) = order(&dirs, temp.path());
+    // A directory of another mesh has nothing to sign here.
+    let stranger = lab.dir("stranger");
+    found(&stranger, &choices("stranger")).unwrap();
+    let refused = sign_in(&stranger, &order);
+    assert!(matches!(refused, Err(RecoveryError::OtherMesh(_))), "{refused:?}");
+    assert_eq!(sign_in(&dirs[0], &order).unwrap().signers, [party]);
     let begun = apply(&dirs[0], &order).unwrap();
     assert_eq!((begun.epoch, begun.kept), (1, dirs[0].file(KEPT)));
     assert!(dirs[0].file(KEPT).exists());
@@ -150,7 +164,7 @@ async fn a_node_of_an_epoch_that_has_ended_learns_of_the_later_one() {
     // One of the others is started as if nothing had happened.
     let other = start(dirs.remove(0)).await;
     until("it knows", || other.handle.later_epoch.load(Ordering::Relaxed) == 1).await;
-    assert!(!other.handle.removed.load(Ordering::Relaxed), "it is still a member");
+    assert!(!other.handle.is_removed(), "it is still a member");
     stop_all([other, first]).await;
 }
 

@@ -191,7 +191,12 @@ impl Fleet {
         self.watch.seen().elections_since(term)
     }
 
-    /// Waits until there is one leader and every host that runs has caught up with it.
+    /// The hosts that run, and those that should: one that ended by itself must not go unseen.
+    fn running(&self) -> impl Iterator<Item = &Host> {
+        self.hosts.iter().filter(|host| host.should_run() || host.runs())
+    }
+
+    /// Waits until there is one leader and every host that runs or should run has caught up with it.
     pub fn settle(&self) -> anyhow::Result<()> {
         let mut last = Vec::new();
         let goal = until(SETTLE, || {
@@ -200,8 +205,8 @@ impl Fleet {
         });
         let goal = goal.with_context(|| format!("no leader within {SETTLE:?}"))?;
         let settled = until(SETTLE, || {
-            let runs = self.hosts.iter().filter(|host| host.runs());
-            last = runs.map(|host| host.client().status().ok()).collect::<Vec<Option<Status>>>();
+            let all = self.running().map(|host| host.client().status().ok());
+            last = all.collect::<Vec<Option<Status>>>();
             let terms = last.iter().flatten().map(|status| status.term);
             let latest = terms.max()?;
             let there = |status: &Option<Status>| {
@@ -209,11 +214,14 @@ impl Fleet {
             };
             last.iter().all(there).then_some(())
         });
-        settled.with_context(|| format!("not all at {goal} within {SETTLE:?}: {last:?}"))
+        settled.with_context(|| {
+            let fell: Vec<String> = self.hosts.iter().filter_map(Host::fell).collect();
+            format!("not all at {goal} within {SETTLE:?}: {last:?} {fell:?}")
+        })
     }
 
     /// Ends a story: the load stops, everything settles, and every promise is checked on every host
-    /// that runs. Prints what was measured.
+    /// that runs or should run. Prints what was measured.
     pub fn finish(self, load: Load) -> anyhow::Result<History> {
         let show = |_: &anyhow::Error| self.hosts.iter().for_each(Host::show);
         let history = self.check(load).inspect_err(show)?;
@@ -236,7 +244,7 @@ impl Fleet {
         let history = load.stop();
         self.settle()?;
         history.linearizable().map_err(|wrong| anyhow::anyhow!("D, linearizable: {wrong}"))?;
-        for host in self.hosts.iter().filter(|host| host.runs()) {
+        for host in self.running() {
             let client = host.client();
             let told = |promise: &str, wrong: String| {
                 anyhow::anyhow!("{promise}, seen at {}: {wrong}", host.name)
@@ -255,8 +263,8 @@ impl Fleet {
             .consistent()
             .map_err(|wrong| anyhow::anyhow!("B and C, one leader and one history: {wrong}"))?;
         for host in &self.hosts {
-            let panic = host.panicked();
-            ensure!(panic.is_none(), "a node panicked: {}", panic.unwrap_or_default());
+            let fell = host.fell();
+            ensure!(fell.is_none(), "a node fell: {}", fell.unwrap_or_default());
         }
         Ok(history)
     }

@@ -110,7 +110,10 @@ impl History {
         let mut last = from;
         let mut longest = Duration::ZERO;
         let within = self.acked.iter().map(|acked| acked.at).filter(|&at| at > from && at < to);
-        for at in within.chain([to]) {
+        let mut within: Vec<Duration> = within.chain([to]).collect();
+        // Several clients note what they were told, each when it gets to it.
+        within.sort_unstable();
+        for at in within {
             longest = longest.max(at.saturating_sub(last));
             last = at;
         }

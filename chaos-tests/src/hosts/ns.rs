@@ -6,7 +6,7 @@
 //!
 //! Cuts drop what comes in at the receiver: whoever sends notices nothing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::Write;
 use std::net::Ipv4Addr;
@@ -102,6 +102,8 @@ enum Fabric {
 struct Faults {
     /// Which part is lost of what a host sends another.
     lost: BTreeMap<(usize, usize), f64>,
+    /// Whose UDP does not arrive at whom.
+    no_udp: BTreeSet<(usize, usize)>,
     down: Vec<usize>,
 }
 
@@ -213,6 +215,15 @@ impl Lab {
         self.lose(&[(from, to)], part)
     }
 
+    /// No UDP arrives between two hosts, in either direction; TCP does, as through many a firewall. Only on a bridge.
+    pub fn block_udp(&self, a: usize, b: usize) -> anyhow::Result<()> {
+        let bridged = matches!(self.fabric, Fabric::Bridge { .. });
+        ensure!(bridged, "a wire does not look into frames: make the lab with Lab::bridged");
+        let pairs = [(a, b), (b, a)];
+        self.faults().no_udp.extend(pairs);
+        self.apply(pairs.into_iter())
+    }
+
     /// Takes a host's interface down: whoever sends is told that there is no way.
     pub fn link_down(&self, host: usize) -> anyhow::Result<()> {
         self.faults().down.push(host);
@@ -240,8 +251,8 @@ impl Lab {
 
     /// Undoes cuts and loss and brings interfaces up. What [`shape`](Self::shape) set stays.
     pub fn heal(&self) -> anyhow::Result<()> {
-        let Faults { lost, down } = std::mem::take(&mut *self.faults());
-        self.apply(lost.keys().copied())?;
+        let Faults { lost, no_udp, down } = std::mem::take(&mut *self.faults());
+        self.apply(lost.keys().copied().chain(no_udp))?;
         for host in down {
             let lines = format!("link set {INTERFACE} up\n{}", self.neighbours(host));
             self.hosts[host].command(&["ip", "-batch", "-"], &lines)?;
@@ -283,6 +294,9 @@ impl Lab {
                 part => format!(" -m statistic --mode random --probability {part:.4}"),
             };
             rules += &format!("-A INPUT -s {}{chance} -j DROP\n", self.address(from));
+        }
+        for (from, _) in faults.no_udp.iter().filter(|(_, at)| *at == to) {
+            rules += &format!("-A INPUT -p udp -s {} -j DROP\n", self.address(*from));
         }
         rules + "COMMIT\n"
     }

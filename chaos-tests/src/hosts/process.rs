@@ -9,7 +9,7 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
@@ -81,6 +81,8 @@ pub struct Host {
     settings: Vec<(String, String)>,
     /// The node, where it runs in the foreground.
     up: Option<(Child, String)>,
+    /// We started a node here and did not end it.
+    should_run: AtomicBool,
     /// Commands so far: each has logs of its own.
     commands: AtomicU32,
     /// Goes last: it removes the directory.
@@ -99,6 +101,7 @@ impl Host {
             clock: None,
             settings: Vec::new(),
             up: None,
+            should_run: AtomicBool::new(false),
             commands: AtomicU32::new(0),
             _room: room.clone(),
         })
@@ -146,6 +149,7 @@ impl Host {
     pub fn init(&self) -> anyhow::Result<String> {
         let listen = format!("{}:0", self.address());
         let said = self.mesh(&["init", "--listen", &listen, "--name", &self.name])?;
+        self.must_run();
         last_line(&said)
     }
 
@@ -157,16 +161,20 @@ impl Host {
     /// Joins a mesh, and returns when it is a member.
     pub fn join(&self, ticket: &str) -> anyhow::Result<()> {
         let listen = format!("{}:0", self.address());
-        self.mesh(&["join", ticket, "--listen", &listen, "--name", &self.name]).map(drop)
+        self.mesh(&["join", ticket, "--listen", &listen, "--name", &self.name])?;
+        self.must_run();
+        Ok(())
     }
 
     /// Leaves for good.
     pub fn leave(&self) -> anyhow::Result<()> {
+        self.may_end();
         self.mesh(&["leave", "--yes"]).map(drop)
     }
 
     /// Stops the node as a person does.
     pub fn down(&mut self) -> anyhow::Result<()> {
+        self.may_end();
         self.mesh(&["down"])?;
         self.gone()
     }
@@ -175,6 +183,7 @@ impl Host {
     pub fn up(&mut self) -> anyhow::Result<()> {
         let log = self.next_log("up");
         self.up = Some((self.spawn(binary()?, &["up"], &log)?, log));
+        self.must_run();
         Ok(())
     }
 
@@ -190,19 +199,25 @@ impl Host {
         let log = log.clone();
         match ended {
             Some(None) => Ok(None),
-            Some(status) => Ok(Some(self.said(status, &log)?)),
+            Some(status) => {
+                // Whoever asked is told, and judges it.
+                self.may_end();
+                Ok(Some(self.said(status, &log)?))
+            }
             None => bail!("{}: neither up nor ended within {patience:?}", self.name),
         }
     }
 
     /// Kills everything on the host with SIGKILL, and returns when it is gone.
     pub fn kill(&mut self) -> anyhow::Result<()> {
+        self.may_end();
         self.signal(Signal::SIGKILL);
         self.gone()
     }
 
     /// Asks everything on the host to end, and returns when it is gone.
     pub fn term(&mut self) -> anyhow::Result<()> {
+        self.may_end();
         self.signal(Signal::SIGTERM);
         self.gone()
     }
@@ -220,6 +235,20 @@ impl Host {
     /// Whether anything runs.
     pub fn runs(&self) -> bool {
         !leftovers::processes(&self.mark()).is_empty()
+    }
+
+    /// Whether its node was started and not ended since. If it does not run now, it ended by itself.
+    pub fn should_run(&self) -> bool {
+        self.should_run.load(Ordering::Relaxed)
+    }
+
+    /// From now on its node may end by itself, as one does that was removed, until it is started again.
+    pub fn may_end(&self) {
+        self.should_run.store(false, Ordering::Relaxed);
+    }
+
+    fn must_run(&self) {
+        self.should_run.store(true, Ordering::Relaxed);
     }
 
     /// Sets the wall clock wrong by so many seconds. Needs [`with_clock`](Self::with_clock).
@@ -356,6 +385,15 @@ impl Host {
             let line = log.lines().find(|line| line.contains("panicked at"))?;
             Some(format!("{}: {line}", self.name))
         })
+    }
+
+    /// What went wrong here and nobody asked for: a panic, or a node that ended by itself.
+    pub fn fell(&self) -> Option<String> {
+        let ended = || {
+            let ended = self.should_run() && !self.runs();
+            ended.then(|| format!("{}: its node ended by itself", self.name))
+        };
+        self.panicked().or_else(ended)
     }
 
     /// Prints the last lines of every log.

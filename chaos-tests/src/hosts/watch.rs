@@ -1,7 +1,8 @@
 //! What the nodes said of themselves all along.
 //!
-//! Asks every node for its status several times a second and remembers who led which term and which
-//! history stood at which index. Two nodes that disagree are found even if they never meet.
+//! Asks every node for its status several times a second and remembers who led which term, which
+//! history stood at which index, and how far each process was. Two nodes that disagree are found even if
+//! they never meet.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,8 +22,8 @@ pub struct Seen {
     leaders: BTreeMap<u64, String>,
     /// C: the history at each index.
     histories: BTreeMap<u64, String>,
-    /// The index at which each node was seen last.
-    indexes: BTreeMap<String, u64>,
+    /// The role and the index with which each process of each node was seen last.
+    last: BTreeMap<(String, i32), (String, u64)>,
     wrong: Option<String>,
 }
 
@@ -46,10 +47,20 @@ impl Seen {
                 self.wrong.get_or_insert(wrong);
             }
         }
-        self.indexes.insert(status.id.clone(), status.index);
+        let process = (status.id.clone(), status.pid);
+        let before = self.last.insert(process, (status.role.clone(), status.index));
+        // A voter whose log fails only watches, and once the log is open again it is told anew what is
+        // committed. So two looks are compared that found the same role.
+        if let Some((role, index)) = before
+            && role == status.role
+            && index > status.index
+        {
+            let wrong = format!("{} went back from index {index} to {}", status.id, status.index);
+            self.wrong.get_or_insert(wrong);
+        }
     }
 
-    /// B and C: one leader a term, one history an index.
+    /// B and C: one leader a term, one history an index, and no index that goes back.
     pub fn consistent(&self) -> Result<(), String> {
         match &self.wrong {
             Some(wrong) => Err(wrong.clone()),
@@ -163,6 +174,17 @@ mod tests {
     fn two_leaders_of_one_term_are_found() {
         let both = [status("a", true, 3, 5, "x"), status("b", true, 3, 5, "x")];
         assert!(seen(&both).consistent().unwrap_err().contains("both a and b led"));
+    }
+
+    #[test]
+    fn a_process_that_goes_back_is_found_and_another_may_begin_anew() {
+        let (late, early) = (status("a", false, 3, 6, "y"), status("a", true, 3, 5, "x"));
+        let back = seen(&[late.clone(), early.clone()]);
+        assert!(back.consistent().unwrap_err().contains("from index 6 to 5"));
+        let forth = seen(&[early.clone(), late.clone()]);
+        assert_eq!(forth.consistent(), Ok(()));
+        let restarted = seen(&[late, Status { pid: 2, ..early }]);
+        assert_eq!(restarted.consistent(), Ok(()));
     }
 
     #[test]

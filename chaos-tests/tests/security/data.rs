@@ -25,7 +25,7 @@ use serde_json::Value;
 use tokio::io::AsyncReadExt as _;
 
 use crate::attacker::{Attacker, runtime};
-use crate::{nobody_panicked, secs, status};
+use crate::{nobody_fell, secs, status};
 
 /// How long a push or a pull may take here.
 const MOVED: Duration = Duration::from_secs(120);
@@ -108,6 +108,7 @@ impl Secret {
     }
 
     fn pull(&self, host: &Host, reference: &str) {
+        knows(host, reference);
         let to = tempfile::tempdir().unwrap();
         let dir = to.path().join("pulled");
         let words = ["data", "pull", reference, dir.to_str().unwrap()];
@@ -131,6 +132,13 @@ fn show(host: &Host, reference: &str) -> Value {
     let (status, body) = get(host, &format!("/v1/data/show?ref={reference}"));
     assert_eq!(status, 200, "{body}");
     body["item"].clone()
+}
+
+/// Waits until a host has heard of a version, and can read what it is called: it was pushed elsewhere.
+fn knows(host: &Host, reference: &str) {
+    let path = format!("/v1/data/show?ref={reference}");
+    until(SETTLE, || (get(host, &path).0 == 200).then_some(()))
+        .unwrap_or_else(|| panic!("{} never hears of {reference}", host.name));
 }
 
 fn version(of: &Value) -> VersionId {
@@ -234,7 +242,7 @@ fn answer(spy: &Attacker, at: NodeId, header: &Header) -> (Vec<Vec<u8>>, String)
 fn says_nothing(spy: &Attacker, at: &[NodeId], versions: &[VersionId], tries: usize) {
     type Of = fn(VersionId) -> Header;
     let kinds: [Of; 2] =
-        [|version| Header::Manifest { version }, |version| Header::Swarm { version }];
+        [|version| Header::Manifest { version }, |version| Header::Swarm { version, link: 1 }];
     for _ in 0..tries {
         for (node, header) in at.iter().flat_map(|node| kinds.map(|kind| (*node, kind))) {
             let never = VersionId(std::array::from_fn(|_| fastrand::u8(..)));
@@ -273,7 +281,7 @@ struct Puller<'a> {
 
 impl<'a> Puller<'a> {
     fn open(spy: &'a Attacker, at: NodeId, version: VersionId) -> Self {
-        let (send, receive) = spy.wants(at, &Header::Swarm { version }).unwrap().split();
+        let (send, receive) = spy.wants(at, &Header::Swarm { version, link: 1 }).unwrap().split();
         Self { spy, send, receive }
     }
 
@@ -365,6 +373,8 @@ fn another_party_learns_nothing_of_private_data() {
     let known = secret.push(&fleet.hosts[0], &["--tag", "quince-approved"]);
     assert_eq!(known["visibility"], "private", "{known}");
     fs::write(secret.dir.path().join("second-quokka.txt"), "more").unwrap();
+    // Whoever pushes the second version has to know of the first.
+    knows(&fleet.hosts[1], secret.name);
     let later = secret.push(&fleet.hosts[1], &[]);
     assert_eq!(
         (later["version"].as_u64(), later["visibility"].as_str()),
@@ -430,7 +440,7 @@ fn another_party_learns_nothing_of_private_data() {
     assert_eq!(found_below(&other.data(), &content), None, "after all this asking");
     let used = get(other, "/v1/data/du").1;
     assert_eq!(used["item"]["store_bytes"], 0, "{used}");
-    nobody_panicked(&fleet.hosts);
+    nobody_fell(&fleet.hosts);
 }
 
 #[test]
@@ -507,5 +517,5 @@ fn what_is_shared_listed_or_open_is_just_that_and_is_taken_back_at_once() {
     says_nothing(&spy, &[node, theirs], &[version(&known)], 3);
     is_unknown_by_name(other, &party, shared.name);
     shared.pull(&fleet.hosts[1], shared.name);
-    nobody_panicked(&fleet.hosts);
+    nobody_fell(&fleet.hosts);
 }

@@ -174,7 +174,7 @@ fn neither_noise_nor_those_who_hang_stop_a_node() {
     under(&fleet, &load, "half-open connections and slow headers", || {
         let each = if long() { 3_000 } else { 700 };
         let idle = hang(each, || tcp(overlay));
-        // More than it takes at a time; the kernel keeps the rest waiting, and then us.
+        // More than it takes at a time: those who came first make room for the rest.
         let mut slow = hang(each.min(300), || tcp(api));
         // Only its owner can be so many; beyond a thousand it would wait for itself.
         let mut local = hang((each / 2).min(700), || unix(&fleet.hosts[0]));

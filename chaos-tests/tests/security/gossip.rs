@@ -7,16 +7,18 @@ use std::time::Duration;
 
 use mesh_chaos_tests::hosts::fleet::{Plan, SETTLE};
 use mesh_chaos_tests::hosts::until;
+use mesh_consensus::id::NodeId;
 use mesh_node::awareness::bounded::Text;
 use mesh_node::awareness::record::{Facts, Load, Record};
-use mesh_node::awareness::signed::{Signed, Stamp};
+use mesh_node::awareness::signed::{Said, Signed, Stamp};
+use mesh_node::awareness::view::Relayed;
 use mesh_node::clock::steady;
 use mesh_node::wire::{Reply, Request};
 use mesh_transport::overlay::{Judged, MAX_GOSSIP, Overlay};
 
 use crate::attacker::{Attacker, addresses, id, runtime};
 use crate::removal::overlay;
-use crate::{nobody_panicked, resident_kib, secs, status, warm_up};
+use crate::{nobody_fell, resident_kib, restart, secs, status, warm_up};
 
 /// What a member may say of itself, true or not.
 fn record(of: &Attacker, sequence: u64) -> Signed {
@@ -34,24 +36,43 @@ fn record(of: &Attacker, sequence: u64) -> Signed {
 
 #[test]
 fn a_record_about_somebody_else_or_of_yesterday_changes_nothing() {
-    let fleet = Plan::loopback(3).found().unwrap();
+    let mut fleet = Plan::loopback(3).found().unwrap();
     let runtime = runtime();
     let insider = Attacker::insider(&runtime, &fleet.hosts[0].ticket().unwrap(), "insider");
-    let [one, victim] = [0, 1].map(|n| insider.meets(&fleet.hosts[n]));
-    let records =
-        || match insider.ask(one, &Request::Records { known: Vec::new(), mine: Vec::new() }) {
+    let nodes: Vec<NodeId> = fleet.hosts.iter().map(|host| insider.meets(host)).collect();
+    let victim = nodes[1];
+    // Shows a node these records; what it has heard, then.
+    let shows = |to: NodeId, mine: Vec<Relayed>| {
+        let request = Request::Records { known: Vec::new(), mine };
+        match insider.ask(to, &request) {
             Ok(Reply::Records(all)) => Some(all),
             _ => None,
-        };
-    let old = until(SETTLE, || {
-        records()?
-            .into_iter()
-            .map(|relayed| relayed.bytes)
-            .find(|bytes| Signed::parse(bytes).is_ok_and(|signed| signed.node() == victim))
-    })
-    .expect("a member is told what others say");
+        }
+    };
+    // The newest that one node has heard of another.
+    let newest = |at: NodeId, of: NodeId| {
+        let all = shows(at, Vec::new())?.into_iter();
+        let all = all.map(|relayed| Signed::parse(&relayed.bytes).unwrap());
+        all.filter(|signed| signed.node() == of).max_by_key(Signed::stamp)
+    };
+    let old = until(SETTLE, || newest(nodes[0], victim)).expect("a member is told what others say");
+    // With the victim's next start, that is of yesterday.
+    restart(&mut fleet.hosts[1..2]);
+    insider.meets(&fleet.hosts[1]);
+    let is_over =
+        |at: &NodeId| newest(*at, victim).is_some_and(|signed| signed.stamp() > old.stamp());
+    until(SETTLE, || nodes.iter().all(is_over).then_some(())).expect("all hear that it is back");
     let gossip = overlay(&runtime, &insider, &fleet.hosts);
     until(SETTLE, || (gossip.peers() == 3).then_some(())).expect("a member gossips");
+    // What the same hand says of itself arrives everywhere: so will what it forges.
+    let mut sequence = 0;
+    until(SETTLE, || {
+        sequence += 1;
+        gossip.publish(record(&insider, sequence).as_bytes().to_vec()).unwrap();
+        std::thread::sleep(secs(1));
+        nodes.iter().all(|at| newest(*at, insider.id()).is_some()).then_some(())
+    })
+    .expect("an honest record arrives");
 
     // In the victim's name: its id where the liar's stands.
     let own = record(&insider, 1).as_bytes().to_vec();
@@ -59,31 +80,46 @@ fn a_record_about_somebody_else_or_of_yesterday_changes_nothing() {
     let mut forged = own;
     forged[at..at + 32].copy_from_slice(&victim.0);
     // Older than what is known, and the same with a byte changed.
-    let mut changed = old.clone();
+    let yesterday = old.as_bytes().to_vec();
+    let mut changed = yesterday.clone();
     let last = changed.len() - 70;
     changed[last] ^= 1;
-    for bytes in [&forged, &old, &changed] {
+    let relayed = |bytes: &[u8]| vec![Relayed { age_ms: 0, bytes: bytes.to_vec() }];
+    for bytes in [&forged, &yesterday, &changed] {
         for _ in 0..20 {
             gossip.publish(bytes.clone()).unwrap();
         }
+        for to in &nodes {
+            shows(*to, relayed(bytes)).expect("whoever is shown it answers");
+        }
     }
     assert!(gossip.publish(vec![0; MAX_GOSSIP + 1]).is_err());
+    // By the second way, too, what is true arrives.
+    let honest = record(&insider, sequence + 1);
+    for to in &nodes {
+        shows(*to, relayed(honest.as_bytes())).expect("whoever is shown it answers");
+        let known = newest(*to, insider.id()).unwrap();
+        assert_eq!(known.stamp(), honest.stamp(), "an honest record does not arrive");
+    }
     std::thread::sleep(secs(3));
     let wanted = addresses(&fleet.hosts[1], "data_addresses");
-    for relayed in records().unwrap() {
-        let signed = Signed::parse(&relayed.bytes).unwrap();
-        signed.verify(insider.mesh).unwrap();
-        if signed.node() == victim
-            && let mesh_node::awareness::signed::Said::Whole(record) = signed.said()
-        {
-            assert!(wanted.iter().all(|address| record.data.contains(address)), "{record:?}");
+    for at in &nodes {
+        assert!(is_over(at), "what was of yesterday counts again");
+        for relayed in shows(*at, Vec::new()).unwrap() {
+            let signed = Signed::parse(&relayed.bytes).unwrap();
+            signed.verify(insider.mesh).unwrap();
+            if signed.node() == victim
+                && let Said::Whole(record) = signed.said()
+            {
+                assert!(wanted.iter().all(|address| record.data.contains(address)), "{record:?}");
+            }
         }
     }
     let all = fleet.hosts[2].client().nodes().unwrap();
     let seen = all.iter().find(|member| member.id == victim.to_string()).unwrap();
     assert_eq!(seen.state, "up");
     gossip.stop();
-    nobody_panicked(&fleet.hosts);
+    nobody_fell(&fleet.hosts);
 }
 
 #[test]

@@ -5,10 +5,11 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 
-use mesh_chaos_tests::hosts::fleet::Plan;
+use mesh_chaos_tests::hosts::fleet::{Plan, SETTLE};
 use mesh_chaos_tests::hosts::process::Host;
+use mesh_chaos_tests::hosts::until;
 
-use crate::{again, nobody_panicked, secs, status};
+use crate::{again, nobody_fell, secs, status};
 
 /// Restarts a node with its API on TCP too; where that is.
 pub(crate) fn open_tcp(host: &mut Host) -> SocketAddr {
@@ -59,6 +60,16 @@ fn no_page_no_name_and_no_guess_opens_the_api() {
     let (pid, index) = (status(host)["pid"].clone(), status(host)["index"].clone());
     let good = format!("Host: {at}\r\n{bearer}{json}");
     assert_eq!(asked(tcp(), "GET", "/v1/status", &good), 200);
+    // Whether it is well may be asked without a token; not by a page, and not by another name.
+    let bare = format!("Host: {at}\r\n");
+    let page = format!("{bare}Origin: http://evil.example\r\n");
+    for path in ["/healthz", "/readyz"] {
+        let well = until(SETTLE, || (asked(tcp(), "GET", path, &bare) == 200).then_some(()));
+        well.unwrap_or_else(|| panic!("{path}"));
+        assert_eq!(asked(tcp(), "POST", path, &bare), 401, "{path}");
+        assert_eq!(asked(tcp(), "GET", path, &page), 403, "{path}");
+        assert_eq!(asked(tcp(), "GET", path, "Host: evil.example\r\n"), 421, "{path}");
+    }
 
     for verb in VERBS {
         for path in PATHS {
@@ -94,5 +105,5 @@ fn no_page_no_name_and_no_guess_opens_the_api() {
     let written = now["index"].as_u64().unwrap() - index.as_u64().unwrap();
     assert!(written <= 2, "{written} entries were written: more than a node reports by itself");
     assert!(host.runs());
-    nobody_panicked(&fleet.hosts);
+    nobody_fell(&fleet.hosts);
 }

@@ -21,7 +21,7 @@ use mesh_transport::codec::encode;
 use mesh_transport::ticket::Ticket;
 
 use crate::attacker::{Attacker, id, runtime};
-use crate::{again, nobody_panicked, secs, status};
+use crate::{again, nobody_fell, secs, status};
 
 /// Tries to join; what was said.
 fn try_join(host: &Host, ticket: &str) -> Said {
@@ -29,7 +29,7 @@ fn try_join(host: &Host, ticket: &str) -> Said {
     host.run(binary().unwrap(), &words, secs(60)).unwrap()
 }
 
-/// It was refused in three lines, with this word among them, and nothing is left behind.
+/// It was refused in three lines, with these words among them, and nothing is left behind.
 fn is_refused(host: &Host, said: &Said, word: &str) {
     assert!(!said.ok() && said.is_report(), "{said:?}");
     assert!(said.stderr.contains(word), "no {word:?} in {}", said.stderr);
@@ -123,7 +123,7 @@ fn without_a_ticket_nobody_gets_in_and_nothing_is_written() {
     assert!(matches!(reply, JoinReply::Refused { .. }), "{reply:?}");
     assert_eq!(status(host)["index"], last, "strangers wrote into the log");
     assert_eq!(members(&fleet), 1);
-    nobody_panicked(&fleet.hosts);
+    nobody_fell(&fleet.hosts);
 }
 
 #[test]
@@ -143,7 +143,7 @@ fn a_ticket_that_is_not_good_lets_nobody_in() {
 
     let expired = new(&["--ttl", "1s"]);
     std::thread::sleep(secs(2));
-    refused(&expired, "expired");
+    refused(&expired, &Refusal::TicketExpired.to_string());
 
     let revoked = new(&[]);
     let list = founder.mesh(&["ticket", "ls", "--json"]).unwrap();
@@ -151,7 +151,7 @@ fn a_ticket_that_is_not_good_lets_nobody_in() {
     for item in list["items"].as_array().unwrap() {
         founder.mesh(&["ticket", "revoke", item["id"].as_str().unwrap()]).unwrap();
     }
-    refused(&revoked, "ticket");
+    refused(&revoked, &Refusal::NoSuchTicket.to_string());
 
     // Each part has its own check, so a person learns which one to look at.
     let good = new(&[]);
@@ -166,20 +166,20 @@ fn a_ticket_that_is_not_good_lets_nobody_in() {
         refused(&all.join("-"), word);
     }
 
-    // Of another mesh: whoever answers at that address has another key, or nobody does.
+    // Of another mesh, and with the way to this one: it is a member here who says no.
     let other = Plan::loopback(1).found().unwrap();
     let elsewhere: Ticket = other.hosts[0].ticket().unwrap().parse().unwrap();
     let here: Ticket = good.parse().unwrap();
     let misled = Ticket { meet: here.meet.clone(), ..elsewhere };
-    refused(&misled.to_string(), "ticket");
+    refused(&misled.to_string(), &Refusal::NoSuchTicket.to_string());
     assert_eq!(members(&other), 1);
 
     // After all of that the good one is still good, once.
     let host = fleet.host(100).unwrap();
     assert!(try_join(&host, &good).ok());
-    refused(&good, "used");
+    refused(&good, &Refusal::TicketUsedUp.to_string());
     assert_eq!(members(&fleet), 2);
-    nobody_panicked(&fleet.hosts);
+    nobody_fell(&fleet.hosts);
 }
 
 #[test]
@@ -196,11 +196,11 @@ fn a_race_for_the_last_use_of_a_ticket_admits_one() {
     let winners = said.iter().filter(|said| said.ok()).count();
     assert_eq!(winners, 1, "{said:?}");
     for (host, said) in racers.iter().zip(&said).filter(|(_, said)| !said.ok()) {
-        is_refused(host, said, "used");
+        is_refused(host, said, &Refusal::TicketUsedUp.to_string());
     }
     fleet.until_members("one more is a member", |members| members.len() == 4).unwrap();
-    nobody_panicked(&fleet.hosts);
-    nobody_panicked(&racers);
+    nobody_fell(&fleet.hosts);
+    nobody_fell(&racers);
 }
 
 #[test]
@@ -241,7 +241,7 @@ fn a_join_that_was_seen_is_of_no_use_to_anybody_else() {
     host.mesh(&["node", "rm", "honest", "--yes"]).unwrap();
     assert_eq!(refusal(&honest.asks_in(host, &seen)), Some(Refusal::Removed));
     assert_eq!(members(&fleet), 1);
-    nobody_panicked(&fleet.hosts);
+    nobody_fell(&fleet.hosts);
 }
 
 #[test]
@@ -261,7 +261,7 @@ fn a_worker_does_not_get_the_partys_secret() {
     let node = worker.meets(host);
     let reply = worker.ask(node, &mesh_node::wire::Request::PartySecret).unwrap();
     assert_eq!(reply, mesh_node::wire::Reply::Refused);
-    nobody_panicked(&fleet.hosts);
+    nobody_fell(&fleet.hosts);
 }
 
 #[test]
@@ -290,7 +290,7 @@ fn a_newcomer_whose_clock_is_a_day_off_is_told_so() {
         assert!(matches!(reply, JoinReply::Refused { code: None, .. }), "{reply:?}");
     }
     assert_eq!(members(&fleet), 1);
-    nobody_panicked(&fleet.hosts);
+    nobody_fell(&fleet.hosts);
 }
 
 #[test]
@@ -329,5 +329,5 @@ fn a_directory_that_holds_a_node_is_not_joined_over() {
     // None of the tickets was used up.
     let host = other.host(1).unwrap();
     assert!(try_join(&host, &tickets[1]).ok());
-    nobody_panicked(&fleet.hosts);
+    nobody_fell(&fleet.hosts);
 }

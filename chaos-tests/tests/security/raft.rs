@@ -17,7 +17,7 @@ use mesh_node::wire::Note;
 use mesh_transport::codec::encode;
 
 use crate::attacker::{Attacker, addresses, id, runtime, seat};
-use crate::{again, nobody_panicked, resident_kib, secs, status, warm_up};
+use crate::{again, nobody_fell, resident_kib, secs, status, warm_up};
 
 /// What a liar says to one that is at `term` and `index`: one of each kind, and some absurd.
 fn lies(term: u64, index: u64, to: RaftId) -> Vec<(u64, Body)> {
@@ -160,7 +160,7 @@ fn a_long_message_of_one_without_a_seat_is_not_read() {
     println!("200 MiB messages: resident memory grew by {} KiB", most.saturating_sub(before));
     assert!(most < before + (64 << 10), "{before} KiB became {most} KiB");
     until(secs(30), || insider.is_heard(node).then_some(())).expect("the node goes on");
-    nobody_panicked(&fleet.hosts);
+    nobody_fell(&fleet.hosts);
 }
 
 #[test]

@@ -17,7 +17,7 @@ use mesh_transport::overlay::{Judged, Overlay};
 use tokio::runtime::Runtime;
 
 use crate::attacker::{Attacker, addresses, id, runtime};
-use crate::{SOON, nobody_panicked, restart, secs, status, warm_up};
+use crate::{SOON, nobody_fell, restart, secs, status, warm_up};
 
 /// A member's overlay, which hears everything and judges nothing.
 pub(crate) fn overlay(runtime: &Runtime, of: &Attacker, hosts: &[Host]) -> Overlay {
@@ -38,6 +38,17 @@ fn links(host: &Host) -> BTreeSet<NodeId> {
     let answer = host.client().ask("GET", "/v1/links", None, secs(5)).unwrap();
     let items = answer.body["items"].as_array().unwrap().clone();
     items.iter().map(|link| link["node"]["id"].as_str().unwrap().parse().unwrap()).collect()
+}
+
+/// One more joins, which may not vote; its number.
+fn add_watcher(fleet: &mut Fleet) -> usize {
+    let number = fleet.hosts.len();
+    let watcher = fleet.host(number).unwrap().with_setting("MESH_VOTES", "false");
+    watcher.join(&fleet.hosts[0].ticket().unwrap()).unwrap();
+    fleet.hosts.push(watcher);
+    until(SETTLE, || (status(&fleet.hosts[number])["role"] == "watcher").then_some(()))
+        .expect("one that does not want to vote watches");
+    number
 }
 
 fn took(begun: Instant, what: &str) {
@@ -87,15 +98,20 @@ fn a_removed_member_is_cut_off_at_once_and_stays_out() {
     let mut fleet = Plan::loopback(3).found().unwrap();
     let load = fleet.load(21);
     warm_up(&load);
+    let watcher = add_watcher(&mut fleet);
     let runtime = runtime();
     let spy = Attacker::insider(&runtime, &fleet.hosts[0].ticket().unwrap(), "spy");
-    fleet.until_members("the spy is a member", |all| all.len() == 4).unwrap();
+    fleet.until_members("the spy is a member", |all| all.len() == 5).unwrap();
     let index = status(&fleet.hosts[0])["index"].as_u64().unwrap();
     // It has everything that a member has: connections, feeds, gossip, and a friend.
     let mut feeds = Vec::new();
     for host in &fleet.hosts {
         let node = spy.meets(host);
         until(SETTLE, || spy.is_heard(node).then_some(())).expect("a member is heard");
+        if host.name == fleet.hosts[watcher].name {
+            // It has no log to feed others from, and sends them elsewhere.
+            continue;
+        }
         let mut feed = spy.watch(node, index).unwrap();
         assert!(spy.next(&mut feed, secs(10)).is_some(), "a member is fed");
         feeds.push(feed);
@@ -108,9 +124,12 @@ fn a_removed_member_is_cut_off_at_once_and_stays_out() {
     })
     .expect("one who is vouched for is heard as a raft peer");
     let gossip = overlay(&runtime, &spy, &fleet.hosts);
-    until(SETTLE, || (gossip.peers() == 3).then_some(())).expect("a member gossips");
+    until(SETTLE, || (gossip.peers() == 4).then_some(())).expect("a member gossips");
     for host in &fleet.hosts {
-        let listed = until(SETTLE, || links(host).contains(&spy.id()).then_some(()));
+        // A word now and then: a watcher has no other reason to keep the connection.
+        let node = id(host);
+        let is_linked = || spy.is_heard(node) && links(host).contains(&spy.id());
+        let listed = until(SETTLE, || is_linked().then_some(()));
         listed.unwrap_or_else(|| panic!("{} does not list the link to a member", host.name));
     }
 
@@ -134,7 +153,7 @@ fn a_removed_member_is_cut_off_at_once_and_stays_out() {
     restart(&mut fleet.hosts);
     fleet.settle().unwrap();
     is_out(&runtime, &fleet, &spy, &sybil);
-    fleet.until_members("three are left", |all| all.len() == 3).unwrap();
+    fleet.until_members("four are left", |all| all.len() == 4).unwrap();
     fleet.finish(load).unwrap();
 }
 
@@ -148,13 +167,15 @@ fn a_removed_node_cannot_write_and_does_not_come_back_with_its_old_directory() {
             all.iter().filter(|member| member.role == "voter").count() == 3
         })
         .unwrap();
+    let watcher = add_watcher(&mut fleet);
     // A voter, and not the one that leads or is asked.
     let leader = fleet.leader().unwrap();
     let votes = |host: &Host| status(host)["role"] == "voter";
     let out = (1..4).find(|&n| n != leader && votes(&fleet.hosts[n])).unwrap();
     let (name, node) = (fleet.hosts[out].name.clone(), id(&fleet.hosts[out]));
-    let others: Vec<usize> = (0..4).filter(|&n| n != out).collect();
-    for &n in &others {
+    let others: Vec<usize> = (0..fleet.hosts.len()).filter(|&n| n != out).collect();
+    // Whoever watches may have followed somebody else.
+    for &n in others.iter().filter(|&&n| n != watcher) {
         let listed = until(SETTLE, || links(&fleet.hosts[n]).contains(&node).then_some(()));
         listed.unwrap_or_else(|| panic!("n{n} does not list the link to a voter"));
     }
@@ -169,6 +190,8 @@ fn a_removed_node_cannot_write_and_does_not_come_back_with_its_old_directory() {
         until(SOON, gone).unwrap_or_else(|| panic!("n{n} still has it after {SOON:?}"));
     }
     took(begun, "a voter was gone everywhere");
+    until(SETTLE, || (status(&fleet.hosts[out])["removed"] == true).then_some(()))
+        .expect("it knows that it was removed");
     let put = fleet.hosts[out].client().put(&fleet.party, "by-the-removed", None, 1);
     assert_ne!(put, mesh_chaos_tests::hosts::client::Put::Done, "it writes");
 
@@ -183,6 +206,8 @@ fn a_removed_node_cannot_write_and_does_not_come_back_with_its_old_directory() {
         assert!(!said.ok(), "it took a new seat: {said:?}, {ended:?}");
         let _ = host.kill();
         host.up().unwrap();
+        // Nobody talks to it: it may give up.
+        host.may_end();
         std::thread::sleep(secs(2));
         for other in &fleet.hosts {
             assert!(!links(other).contains(&node), "{} is connected with it", other.name);
@@ -194,6 +219,6 @@ fn a_removed_node_cannot_write_and_does_not_come_back_with_its_old_directory() {
             fleet.settle().unwrap();
         }
     }
-    nobody_panicked(std::slice::from_ref(&host));
+    nobody_fell(std::slice::from_ref(&host));
     fleet.finish(load).unwrap();
 }

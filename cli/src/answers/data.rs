@@ -62,13 +62,20 @@ pub(crate) struct Dataset {
 impl Dataset {
     /// How to call it here: `mnist@3`, `clinic-a/xray@3`; the beginning of its id while its name is not told.
     pub(crate) fn reference(&self) -> String {
+        let version = self.version.filter(|_| !self.name.is_empty());
+        let version = version.map(|version| format!("@{version}")).unwrap_or_default();
+        format!("{}{version}", self.called())
+    }
+
+    /// The same without the version: `mnist`, `clinic-a/xray`.
+    pub(crate) fn called(&self) -> String {
         if self.name.is_empty() {
             return self.id.get(..8).unwrap_or(&self.id).to_owned();
         }
-        let party = self.party.shown();
-        let party = if self.mine || party.is_empty() { String::new() } else { format!("{party}/") };
-        let version = self.version.map(|version| format!("@{version}")).unwrap_or_default();
-        format!("{party}{}{version}", self.name)
+        match self.party.shown() {
+            party if self.mine || party.is_empty() => self.name.clone(),
+            party => format!("{party}/{}", self.name),
+        }
     }
 
     /// Whether fewer copies stand than were wanted.

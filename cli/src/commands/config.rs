@@ -31,7 +31,8 @@ pub(crate) async fn run(context: &Context) -> Outcome {
     show(&answer.items()?)
 }
 
-/// What a node of this directory would run with, were it started from here.
+/// What a node of this directory would run with, were it started from here. As JSON it has no `index` and no `age_ms`:
+/// those are a node's, and none was asked.
 fn stored(context: &Context) -> Outcome {
     let file = context.place.dir.join("config.toml");
     let config = Config::load(&file, &toml::Table::new(), |key| std::env::var(key).ok());

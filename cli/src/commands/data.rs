@@ -10,6 +10,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use mesh_node::state::data::MAX_COPIES;
+
 use crate::context::Context;
 use crate::report::Outcome;
 use crate::value::{self, DataRef, Expected};
@@ -31,7 +33,8 @@ Examples:
   mesh data tag mnist@2 clean            then mnist:clean means version 2
   mesh data share mnist@2 clinic-b       let another party read it
 
-A dataset is called NAME (the newest version), NAME@3 or NAME:TAG; another party's PARTY/NAME.";
+A dataset is called NAME (the newest version), NAME@3 or NAME:TAG; another party's PARTY/NAME.
+each/NAME is every party's own: to one who reads it here, this party's.";
 
 const PUSH: &str = "\
 Examples:
@@ -42,7 +45,10 @@ Examples:
   mesh data push ./scratch --copies 1 --no-wait    return as soon as the version is known
 
 Only what no earlier version holds is stored and sent. It returns when the copies stand, or says how
-many are missing. Stopped with Ctrl-C, the same command resumes.";
+many are missing. Stopped with Ctrl-C, the same command resumes.
+
+Without --share, --open or --listed, only this party can read it; but in a mesh of one party it is
+open, also to parties that join later. mesh data unshare NAME@N keeps it to this party.";
 const PULL: &str = "\
 Examples:
   mesh data pull mnist                      the newest version, into ./mnist
@@ -218,7 +224,8 @@ pub(crate) struct Push {
     #[arg(long)]
     listed: bool,
     /// How many nodes keep a copy [default: the mesh's]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_COPIES)))]
     copies: Option<u32>,
     /// Use the files where they are, instead of copying them; they must not change
     #[arg(long)]

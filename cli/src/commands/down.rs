@@ -7,8 +7,8 @@ use tokio::time::{Instant, sleep};
 
 use crate::answers::Status;
 use crate::background::has_ended;
-use crate::client::Api;
-use crate::context::{Context, note, print, print_item};
+use crate::client::{Answer, Api};
+use crate::context::{Context, note, print, print_item, print_json};
 use crate::report::{Code, Outcome, Report};
 
 pub(crate) const EXAMPLES: &str = "\
@@ -33,9 +33,9 @@ pub(crate) async fn run(context: &Context) -> Outcome {
         }
         Err(report) => return Err(report),
     };
-    api.post("/v1/stop", json!({})).await?;
+    let last = api.post("/v1/stop", json!({})).await?;
     until_gone(&api, status.pid, context).await?;
-    done(context, Some(status.pid))
+    done(context, Some((&status, last)))
 }
 
 /// Waits until the process has ended; from another machine, until it no longer answers.
@@ -64,12 +64,27 @@ pub(crate) async fn until_gone(api: &Api, pid: u32, context: &Context) -> Result
     }
 }
 
-fn done(context: &Context, pid: Option<u32>) -> Outcome {
-    if context.json {
-        return print_item(&json!({ "stopped": pid.is_some(), "pid": pid }));
-    }
-    match pid {
-        Some(_) => print("Stopped. It is still a member.\n"),
+/// `was` is what ran, and the last that it said.
+fn done(context: &Context, was: Option<(&Status, Answer)>) -> Outcome {
+    match was {
+        Some((status, last)) if context.json => {
+            let Status { pid, removed, .. } = status;
+            let item = json!({ "stopped": true, "pid": pid, "removed": removed });
+            print_json(&last.around("item", item))
+        }
+        Some((status, _)) => print(&format!("Stopped. {}\n", standing(status))),
+        None if context.json => print_item(&json!({ "stopped": false, "pid": null })),
         None => Ok(std::process::ExitCode::SUCCESS),
+    }
+}
+
+/// What the node is to the mesh, now that it does not run.
+fn standing(status: &Status) -> &'static str {
+    if status.removed {
+        "It was removed from its mesh; mesh join TICKET --dir DIR joins again, from a new directory."
+    } else if status.leaving {
+        "It is on its way out of the mesh; mesh up lets it go on."
+    } else {
+        "It is still a member."
     }
 }

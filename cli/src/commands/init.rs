@@ -7,13 +7,14 @@ use std::io::IsTerminal;
 use std::time::Duration;
 
 use indicatif::ProgressBar;
+use mesh_node::dir::Made;
 use serde_json::json;
 use tokio::time::{Instant, sleep};
 
 use crate::answers::{Status, Ticket};
 use crate::background::{Background, JOINING, Tie};
 use crate::client::{Answer, Api};
-use crate::context::{Context, Place, print, print_item};
+use crate::context::{Context, Place, print, print_json};
 use crate::making;
 use crate::report::{Code, Outcome, Report};
 use crate::value::{self, Address};
@@ -54,7 +55,7 @@ pub(crate) struct Setup {
     /// Where others reach this node, if not there; may be repeated
     #[arg(long, value_name = "ADDR[:PORT]", value_parser = value::reachable)]
     pub(crate) advertise: Vec<Address>,
-    /// Also serve the HTTP API over TCP, with tokens
+    /// Also the HTTP API on TCP, with tokens; port 0: new at each start
     #[arg(long, value_name = "ADDR[:PORT]")]
     pub(crate) api_listen: Option<Address>,
     /// Find other nodes of this mesh on the local network by multicast
@@ -63,20 +64,29 @@ pub(crate) struct Setup {
     /// What fails together with this node: a rack, a site
     #[arg(long, value_name = "NAME", value_parser = value::name)]
     pub(crate) domain: Option<String>,
-    /// Never give this node a vote
+    /// Never give this node a vote; the first of a mesh needs one
     #[arg(long)]
     pub(crate) no_vote: bool,
 }
 
 pub(crate) async fn run(init: &Init, context: &Context) -> Outcome {
     context.only_here("init")?;
+    if init.setup.no_vote {
+        return Err(Report::new(
+            Code::Usage,
+            "the first node of a mesh has to vote",
+            "with --no-vote there would be nobody who could lead",
+            "mesh init; once others vote, votes = false in its config.toml takes its vote away",
+        ));
+    }
     let place = &context.place;
     empty(place)?;
     let progress = spinner("founding the mesh");
-    found(place, init).await?;
+    let made = found(place, init).await?;
     // Before the node: what it was made of goes after it has stopped.
-    let undo = Undo(Some(place));
-    let (node, status) = started(place, &init.setup, &progress).await.map_err(again)?;
+    let undo = Undo { place, made: Some(made) };
+    let (node, answer) = started(place, &init.setup, &progress).await.map_err(again)?;
+    let status: Status = answer.item()?;
     let ticket = first_ticket(place).await?;
     progress.finish_and_clear();
     node.release();
@@ -84,12 +94,13 @@ pub(crate) async fn run(init: &Init, context: &Context) -> Outcome {
     let made = ticket.item::<Ticket>()?;
     let secret = made.ticket.clone().unwrap_or_default();
     if context.json {
-        return print_item(&json!({
+        let item = json!({
             "id": status.id, "name": status.name, "party": status.party.name, "mesh": status.mesh,
             "pid": status.pid, "dir": place.dir, "data_addresses": status.data_addresses,
             "api_address": status.api_address,
             "ticket": secret, "ticket_id": made.id, "expires_at": made.expires_at, "uses": made.uses,
-        }));
+        });
+        return print_json(&ticket.around("item", item));
     }
     let mut text = format!("A mesh was made. {}", started_text(place, &status));
     let admits = format!("on every other machine; this ticket admits {FIRST_USES} within 24 h");
@@ -101,19 +112,23 @@ pub(crate) async fn run(init: &Init, context: &Context) -> Outcome {
 
 /// A mesh that was founded and does not run yet: nobody else knows of it, so if it cannot be started it goes, and
 /// the same command can be tried again.
-struct Undo<'a>(Option<&'a Place>);
+struct Undo<'a> {
+    place: &'a Place,
+    /// What was made for it; `None` once it is to stay.
+    made: Option<Made>,
+}
 
 impl Undo<'_> {
     fn keep(mut self) {
-        self.0 = None;
+        self.made = None;
     }
 }
 
 impl Drop for Undo<'_> {
     fn drop(&mut self) {
-        if let Some(place) = self.0 {
+        if let Some(made) = &self.made {
             // Whatever stays is found, and told of, by the next try.
-            let _ = making::unfound(place);
+            let _ = making::unfound(self.place, made);
         }
     }
 }
@@ -127,7 +142,7 @@ fn again(report: Report) -> Report {
 }
 
 /// Founds a mesh: makes the directory, its keys and the first entry of the log. Starts nothing.
-pub(crate) async fn found(place: &Place, init: &Init) -> Result<(), Report> {
+pub(crate) async fn found(place: &Place, init: &Init) -> Result<Made, Report> {
     making::found(place, init.party.as_deref(), &init.setup)
 }
 
@@ -142,12 +157,12 @@ pub(crate) fn empty(place: &Place) -> Result<(), Report> {
     Err(Report::new(Code::Refused, message, cause, hint))
 }
 
-/// Starts the node of a new directory and waits until it is a member.
+/// Starts the node of a new directory and waits until it is a member: with its [`Status`].
 pub(crate) async fn started(
     place: &Place,
     setup: &Setup,
     progress: &ProgressBar,
-) -> Result<(Background, Status), Report> {
+) -> Result<(Background, Answer), Report> {
     /// How often other ports are tried if somebody takes those that were free a moment ago.
     const TRIES: usize = 5;
     let mut tries = 0;
@@ -156,7 +171,7 @@ pub(crate) async fn started(
         let mut node = Background::start(place, Tie::Detached)?;
         progress.set_message("waiting until it is a member");
         let failed = match node.until_member(JOINING).await {
-            Ok(status) => return Ok((node, status)),
+            Ok(answer) => return Ok((node, answer)),
             Err(report) => report,
         };
         drop(node);

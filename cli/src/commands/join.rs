@@ -6,7 +6,8 @@ use std::io::Read;
 use serde_json::json;
 
 use super::init::{Setup, empty, next, spinner, started, started_text};
-use crate::context::{Context, Place, note, print, print_item};
+use crate::answers::Status;
+use crate::context::{Context, Place, note, print, print_json};
 use crate::making;
 use crate::report::{Code, Outcome, Report};
 use crate::value;
@@ -16,7 +17,9 @@ Examples:
   mesh join mesh1-…                           the ticket that mesh init or mesh ticket new printed
   mesh join - < ticket                        without leaving it in the shell's history
   mesh join mesh1-… --name gpu-7 --domain rack-2
-  mesh join mesh1-… --party clinic-b          with a ticket made by: mesh ticket new --new-party";
+  mesh join mesh1-… --party clinic-b          with a ticket made by: mesh ticket new --new-party
+
+Exits with 5 if the other parties have not agreed to a new one in time; the same again goes on.";
 
 /// The longest ticket that is read: 16 nodes with 16 addresses each fit.
 const MAX_TICKET: u64 = 64 << 10;
@@ -51,15 +54,17 @@ pub(crate) async fn run(join: &Join, context: &Context) -> Outcome {
         progress.set_message(text.to_owned());
     };
     admitted(place, &ticket, join, tell).await?;
-    let (node, status) = started(place, &join.setup, &progress).await?;
+    let (node, answer) = started(place, &join.setup, &progress).await?;
+    let status: Status = answer.item()?;
     progress.finish_and_clear();
     node.release();
     if context.json {
-        return print_item(&json!({
+        let item = json!({
             "id": status.id, "name": status.name, "party": status.party.name, "mesh": status.mesh,
             "pid": status.pid, "role": status.role, "dir": place.dir,
             "data_addresses": status.data_addresses, "api_address": status.api_address,
-        }));
+        });
+        return print_json(&answer.around("item", item));
     }
     let mut text = format!("This machine has joined. {}", started_text(place, &status));
     text +=

@@ -8,8 +8,8 @@ use tokio::time::{Instant, sleep};
 
 use super::down::until_gone;
 use crate::answers::Status;
-use crate::client::Api;
-use crate::context::{Context, note, print, print_json};
+use crate::client::{Answer, Api};
+use crate::context::{Context, note, print, print_item, print_json};
 use crate::report::{Code, Outcome, Report};
 use crate::value;
 
@@ -21,7 +21,9 @@ Examples:
   mesh node rm gpu-7             from another node, if this one is gone already
 
 The node runs on, and votes, until the others have agreed and can do without it. Only then can its
-directory be deleted: a vote that is missing too early may stop the whole mesh.";
+directory be deleted: a vote that is missing too early may stop the whole mesh.
+
+A party's last node takes its say along: make a ticket to come back with, and keep its key.";
 
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(200);
@@ -46,12 +48,23 @@ struct Progress {
 
 pub(crate) async fn run(leave: &Leave, context: &Context) -> Outcome {
     let api = context.api()?;
-    let status: Status = api.get("/v1/status").await?.item()?;
-    let last = if status.members == 1 { " It is the last one: the mesh ends with it." } else { "" };
-    context.confirm(&format!(
-        "Take {} out of the mesh for good?{last} Coming back takes a new ticket.",
-        status.name
-    ))?;
+    let status: Status = match api.get("/v1/status").await {
+        Ok(answer) => answer.item()?,
+        // Gone is gone.
+        Err(report) if report.code == Code::NoNode && super::doctor::has_left(context) => {
+            return gone_before(context);
+        }
+        Err(report) => return Err(report),
+    };
+    if let Some(lost) = with_the_mesh(&status).or_else(|| with_the_party(&status)) {
+        note(&lost);
+    }
+    let back = if is_the_last(&status) {
+        "There is no way back."
+    } else {
+        "Coming back takes a new ticket."
+    };
+    context.confirm(&format!("Take {} out of the mesh for good? {back}", status.name))?;
     let answer = until_left(&api, leave, context, &status.name).await?;
     until_gone(&api, status.pid, context).await?;
     if context.json {
@@ -63,6 +76,44 @@ pub(crate) async fn run(leave: &Leave, context: &Context) -> Outcome {
     print(&format!("{} has left the mesh and stopped.{delete}\n", status.name))
 }
 
+/// What there is to say where nothing is left to do.
+fn gone_before(context: &Context) -> Outcome {
+    if context.json {
+        return print_item(&json!({ "left": true }));
+    }
+    let dir = context.place.dir.display();
+    print(&format!("This node has left its mesh already. {dir} can be deleted.\n"))
+}
+
+/// Whether nobody stays. One that is leaving already is not counted: the one that is counted is another.
+fn is_the_last(status: &Status) -> bool {
+    status.members == 1 && !status.leaving
+}
+
+/// What goes with the last node of all. Said also to those who do not want to be asked.
+fn with_the_mesh(status: &Status) -> Option<String> {
+    is_the_last(status).then(|| {
+        format!(
+            "{} is the last node: the mesh ends with it. What was agreed and the datasets that it holds are in no \
+             other place, and no ticket lets anyone in any more.",
+            status.name
+        )
+    })
+}
+
+/// What goes with the last node of a party, where others stay. Said also to those who do not want to be asked.
+fn with_the_party(status: &Status) -> Option<String> {
+    let Status { name, party, party_nodes, members, .. } = status;
+    (*party_nodes == 1 && *members > 1).then(|| {
+        format!(
+            "{name} is the last node of party {}. Without it the party can sign nothing and has no say in requests, \
+             and no copy of its private datasets is left. It comes back only with a ticket that is made before this \
+             (mesh ticket new), and signs again only with its key (mesh party key --out FILE).",
+            party.shown()
+        )
+    })
+}
+
 /// Asks until the node is out, and tells what it waits for.
 async fn until_left(
     api: &Api,
@@ -72,6 +123,7 @@ async fn until_left(
 ) -> Result<Value, Report> {
     let deadline = Instant::now() + leave.timeout;
     let mut told = String::new();
+    let mut before: Option<Answer> = None;
     loop {
         let cause = match api.post("/v1/leave", json!({})).await {
             Ok(answer) => {
@@ -79,13 +131,16 @@ async fn until_left(
                 if progress.left {
                     return Ok(answer.json().clone());
                 }
+                before = Some(answer);
                 progress.waits_for.unwrap_or_else(|| "the mesh still counts on it".into())
             }
-            // It may have gone between two questions. Its directory knows.
-            Err(_) if !told.is_empty() && super::doctor::has_left(context) => {
-                return Ok(json!({ "schema": 1, "item": { "left": true, "seen_off": true } }));
-            }
-            Err(report) => return Err(report),
+            Err(report) => match before.take() {
+                // It may have gone between two questions. Its directory knows.
+                Some(before) if super::doctor::has_left(context) => {
+                    return Ok(before.around("item", json!({ "left": true, "seen_off": true })));
+                }
+                _ => return Err(report),
+            },
         };
         if Instant::now() >= deadline {
             let hint = format!(

@@ -1,6 +1,7 @@
 //! `mesh node …`: one node.
 
 use std::io::IsTerminal;
+use std::process::ExitCode;
 
 use serde_json::{Value, json};
 
@@ -8,7 +9,7 @@ use super::nodes::{cpu, memory};
 use super::status::warn_of_age;
 use crate::answers::{Node, plain};
 use crate::context::{Context, print, print_json};
-use crate::report::Outcome;
+use crate::report::{Code, Outcome};
 use crate::value::{self, Label};
 use crate::view::{Paint, Tint, ago, bytes, clean, facts, when};
 
@@ -31,15 +32,21 @@ Examples:
   mesh node rm gpu-7           asks first; a node that is still there should run mesh leave itself
   mesh node rm gpu-7 --yes     does not ask
 
-Another party's node is removed once a majority of the parties agrees: this opens a request.";
+Another party's node is removed once a majority of the parties agrees: this opens a request,
+and exits with 5 while that waits.";
 const DRAIN: &str = "\
 Examples:
   mesh node drain gpu-7        before maintenance
-  mesh node drain gpu-7 --off  after it";
+  mesh node drain gpu-7 --off  after it
+
+A drained node keeps its vote, its data and the work it has. It is for the nodes of its own party to
+say, those without the party's signing key (--worker) included.";
 const LABEL: &str = "\
 Examples:
   mesh node label gpu-7 zone=ber disk=nvme
-  mesh node label gpu-7 zone-";
+  mesh node label gpu-7 zone-
+
+Labels are for the nodes of its own party to set, those without the party's signing key included.";
 const LOGS: &str = "\
 Examples:
   mesh node logs               this node's
@@ -130,7 +137,7 @@ async fn show(node: &str, context: &Context) -> Outcome {
         return print_json(answer.json());
     }
     let node: Node = answer.item()?;
-    warn_of_age(answer.age_ms());
+    warn_of_age(&answer);
     print(&text(&node, Paint::stdout()))
 }
 
@@ -186,18 +193,20 @@ async fn rm(node: &str, context: &Context) -> Outcome {
     let answer = api
         .delete(&format!("/v1/nodes/{}", if found.id.is_empty() { node } else { &found.id }))
         .await?;
-    if context.json {
-        return print_json(answer.json());
-    }
     let request = &answer.json()["item"]["request"];
-    if request.is_null() {
-        return print(&format!("{} is removed.\n", found.name));
+    if context.json {
+        print_json(answer.json())?;
+    } else if request.is_null() {
+        print(&format!("{} is removed.\n", found.name))?;
+    } else {
+        print(&format!(
+            "{} is another party's: request {} waits for a majority of the parties (mesh request ls).\n",
+            found.name,
+            plain(request)
+        ))?;
     }
-    print(&format!(
-        "{} is another party's: request {} waits for a majority of the parties (mesh request ls).\n",
-        found.name,
-        plain(request)
-    ))
+    // Nothing is removed yet: a script must not go on as if it were.
+    Ok(if request.is_null() { ExitCode::SUCCESS } else { Code::Consent.exit() })
 }
 
 async fn label(node: &str, labels: &[Label], context: &Context) -> Outcome {
@@ -242,5 +251,5 @@ async fn logs(wanted: &Logs, context: &Context) -> Outcome {
             print(&format!("{line}\n"))?;
         }
     }
-    Ok(std::process::ExitCode::SUCCESS)
+    Ok(ExitCode::SUCCESS)
 }

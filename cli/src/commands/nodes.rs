@@ -53,7 +53,7 @@ pub(crate) async fn run(nodes: &Nodes, context: &Context) -> Outcome {
         return print_json(answer.json());
     }
     let nodes: Vec<Node> = answer.items()?;
-    warn_of_age(answer.age_ms());
+    warn_of_age(&answer);
     let paint = Paint::stdout();
     let mut text = table(&nodes).render(width(), paint);
     if std::io::stdout().is_terminal() {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 
 use crate::answers::Party;
-use crate::context::{Context, note, print, print_item, print_json};
+use crate::context::{Context, note, print, print_json};
 use crate::report::{Code, Outcome, Report};
 use crate::view::{Cell, Column, Paint, Table, Tint, short_ids, when, width};
 
@@ -120,11 +120,13 @@ async fn key(out: Option<&Path>, remove: bool, context: &Context) -> Outcome {
         let hint = "name a new file in a directory of yours; nothing was removed";
         Report::new(Code::Failed, message, error.to_string(), hint)
     })?;
-    if remove {
-        api.post("/v1/party/key", json!({ "remove": true })).await?;
-    }
+    let last = match remove {
+        true => api.post("/v1/party/key", json!({ "remove": true })).await?,
+        false => answer,
+    };
     if context.json {
-        return print_item(&json!({ "file": out, "removed": remove }));
+        let item = json!({ "file": out, "removed": remove });
+        return print_json(&last.around("item", item));
     }
     note(if remove {
         "This node no longer holds the party's signing key; the party's other nodes do, until the same is \

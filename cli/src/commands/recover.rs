@@ -29,7 +29,7 @@ Examples, with every node stopped:
   mesh up --rejoin                           on all others
 
 This ends the old epoch: what only the lost majority knew is gone. While a majority can still
-come back, wait for it instead.";
+come back, wait for it instead. apply exits with 5 until a majority of the parties has signed.";
 
 /// The steps, in order.
 #[derive(Debug, clap::Subcommand)]
@@ -37,7 +37,7 @@ pub(crate) enum Verb {
     /// Write down what this node's log holds, signed by it
     #[command(after_help = "Examples:\n  mesh recover survey --out a.survey")]
     Survey {
-        /// Where to write it
+        /// Where to write it: a new file
         #[arg(long, value_name = "FILE")]
         out: PathBuf,
     },
@@ -47,7 +47,7 @@ pub(crate) enum Verb {
         /// The surveys of all survivors
         #[arg(required = true, value_name = "SURVEY")]
         surveys: Vec<PathBuf>,
-        /// Where to write the order
+        /// Where to write the order: a new file
         #[arg(long, value_name = "FILE")]
         out: PathBuf,
     },
@@ -63,7 +63,9 @@ pub(crate) enum Verb {
         key: Option<PathBuf>,
     },
     /// Begin the new epoch, on the survivor that the order names
-    #[command(after_help = "Examples:\n  mesh recover apply order")]
+    #[command(
+        after_help = "Examples:\n  mesh recover apply order\n\nExits with 5 until a majority of the parties has signed the order."
+    )]
     Apply {
         /// The order, signed by a majority of the parties
         order: PathBuf,
@@ -131,11 +133,12 @@ fn step(verb: &Verb, context: &Context) -> Outcome {
             (item, format!("{what}\n{order}\n{}", next(&steps)))
         }
         Verb::Sign { order, key } => {
-            let secret = match key {
-                Some(file) => recover::key_file(file),
-                None => recover::key_in(&dir),
+            let signed = match key {
+                Some(file) => {
+                    recover::key_file(file).and_then(|secret| recover::sign(order, &secret))
+                }
+                None => recover::sign_in(&dir, order),
             };
-            let signed = secret.and_then(|secret| recover::sign(order, &secret));
             let signed = signed.map_err(|error| explain(&error))?;
             let item = json!({
                 "file": order, "party_id": signed.party, "signatures": signed.signers.len(),
@@ -169,6 +172,7 @@ fn explain(error: &RecoveryError) -> Report {
         RecoveryError::Dir(DirError::Absent(_)) => Code::NoNode,
         RecoveryError::Recover(RecoverError::TooFew { .. }) => Code::Consent,
         RecoveryError::Missing(_) | RecoveryError::NotThat { .. } => Code::Usage,
+        RecoveryError::Exists(_) => Code::Failed,
         _ => Code::Refused,
     };
     Report::new(code, "the mesh was not recovered", chain(error), error.hint())

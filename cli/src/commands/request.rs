@@ -35,7 +35,7 @@ pub(crate) enum Verb {
     #[command(after_help = "Examples:\n  mesh request show 2048")]
     Show {
         /// Which one
-        #[arg(value_parser = value::reference)]
+        #[arg(value_parser = value::request)]
         id: String,
     },
 }

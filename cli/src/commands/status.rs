@@ -1,19 +1,21 @@
 //! `mesh status`: what this node is and does.
 
 use crate::answers::Status;
+use crate::client::Answer;
 use crate::context::{Context, note, print, print_json};
 use crate::report::Outcome;
-use crate::view::{Paint, bytes, count, facts, span};
+use crate::view::{Paint, bytes, clean, count, facts, span};
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   mesh status                                  for people
   mesh status --json | jq -r .item.role        for scripts: voter, learner, watcher, joining
-  mesh status --json | jq .item.is_leader      whether this node leads";
+  mesh status --json | jq .item.is_leader      whether this node leads
+  mesh status --json | jq -r .item.api_address where its HTTP API is on TCP, if it is";
 
 /// What to know about a node that was removed.
 const REMOVED: &str = "This node was removed from its mesh, and hears nothing of it any more. \
-                       Next: mesh down, and join again from a new directory.";
+                       Next: mesh down, then join from a new directory: mesh join TICKET --dir DIR.";
 
 /// What to know about a node of an epoch that has ended.
 const RECOVERED: &str = "The mesh was recovered without this node, and is in a later epoch. \
@@ -31,15 +33,20 @@ pub(crate) async fn run(context: &Context) -> Outcome {
     match (status.removed, status.later_epoch) {
         (true, _) => note(REMOVED),
         (false, Some(_)) => note(RECOVERED),
-        (false, None) => warn_of_age(answer.age_ms()),
+        (false, None) => warn_of_age(&answer),
     }
     print(&text(&status, Paint::stdout()))
 }
 
 /// Says on standard error that an answer may be out of date.
-pub(crate) fn warn_of_age(age_ms: Option<u64>) {
-    match age_ms {
-        None => note("This may be out of date: the node has heard no leader since it started."),
+pub(crate) fn warn_of_age(answer: &Answer) {
+    match answer.age_ms() {
+        None => {
+            let last =
+                answer.mesh_time().map(|time| format!(" The last it knows is of {}.", clean(time)));
+            let cause = "the node has heard no leader since it started.";
+            note(&format!("This may be out of date: {cause}{}", last.unwrap_or_default()));
+        }
         Some(age_ms) if age_ms >= OLD_MS => {
             note(&format!("This is {} old: the node has not heard a leader since.", span(age_ms)));
         }
@@ -52,7 +59,8 @@ fn text(status: &Status, paint: Paint) -> String {
     let role = if s.is_leader { "leader".to_owned() } else { s.role.clone() };
     let mut flags = vec![role];
     flags.extend(s.worker.then(|| "worker (without the party's signing key)".to_owned()));
-    flags.extend(s.leaving.then(|| "leaving".to_owned()));
+    flags.extend(s.removed.then(|| "removed".to_owned()));
+    flags.extend((s.leaving && !s.removed).then(|| "leaving".to_owned()));
     flags.extend(s.drained.then(|| "drained (takes no new work)".to_owned()));
     let leader =
         if s.leader.shown().is_empty() { "none known".into() } else { s.leader.shown().to_owned() };

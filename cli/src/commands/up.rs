@@ -20,7 +20,7 @@ pub(crate) struct Up {
     /// Join the recovered mesh again, under a new seat; forget the log
     #[arg(long)]
     pub(crate) rejoin: bool,
-    /// Also serve the HTTP API over TCP, with tokens, this time
+    /// Also the HTTP API on TCP, with tokens, this time; port 0 is any
     #[arg(long, value_name = "ADDR[:PORT]")]
     api_listen: Option<Address>,
     /// Leave the session of whoever started it

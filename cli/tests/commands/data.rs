@@ -77,6 +77,29 @@ fn what_is_not_there_is_not_pushed() {
 }
 
 #[test]
+fn the_nodes_own_directory_is_neither_pushed_nor_pulled_into() {
+    let dir = tempfile::tempdir().unwrap();
+    let home = dir.path().join("node");
+    let heard = node(&home, &[]);
+    std::os::unix::fs::symlink(&home, dir.path().join("alias")).unwrap();
+    for (verb, place) in [
+        ("push", "node"),
+        ("push", "node/member"),
+        ("push", "alias/run"),
+        ("push", ""),
+        ("pull mnist", "node"),
+        ("pull mnist", "node/store/x/y"),
+        ("pull mnist", "alias/x"),
+    ] {
+        let line = format!("data {verb} {}", dir.path().join(place).display());
+        let output = mesh(&home, &line);
+        assert_eq!(output.status.code(), Some(2), "{line}: {output:?}");
+        assert!(text(&output.stderr).contains("the node's own directory"), "{line}: {output:?}");
+    }
+    assert!(heard.lock().unwrap().is_empty());
+}
+
+#[test]
 fn a_pull_goes_where_it_was_told_and_else_beside_the_person() {
     let dir = tempfile::tempdir().unwrap();
     let got = with(
@@ -123,15 +146,16 @@ fn an_error_in_the_last_line_is_an_error_like_any_other() {
         assert!(output.stdout.is_empty());
         let output = mesh(dir.path(), "data pull mnist --store-only --json");
         assert_eq!(output.status.code(), Some(exit), "{code}");
-        assert_eq!(json_of(&output)["error"]["message"], "m");
+        let answer = json_of(&output);
+        assert_eq!((&answer["schema"], &answer["error"]["message"]), (&json!(1), &json!("m")));
     }
 }
 
 #[test]
 fn a_refusal_before_the_first_line_is_one_too() {
     let dir = tempfile::tempdir().unwrap();
-    let error =
-        json!({ "error": { "code": "not_found", "message": "m", "cause": "c", "try": "t" } });
+    let error = json!({ "code": "not_found", "message": "m", "cause": "c", "try": "t" });
+    let error = json!({ "schema": 1, "error": error });
     node(dir.path(), &[("POST /v1/data/verify", 404, error)]);
     let output = mesh(dir.path(), "data verify mnist");
     assert_eq!(output.status.code(), Some(1));
@@ -203,7 +227,7 @@ fn questions_are_asked_as_agreed_and_their_answers_passed_on() {
     for (line, answer, said) in [
         ("data ls", &list, "mnist"),
         ("data ls --all --party lab", &list, "2/3"),
-        ("data show lab/mnist:clean", &one, "2 of 3 copies: no other node keeps it yet"),
+        ("data show lab/mnist:clean", &one, "2 of 3 copies: no further node keeps it yet"),
         ("data log mnist", &list, "VERSION"),
         ("data diff mnist@1 mnist", &diff, "mnist@1 and mnist@3 hold the same."),
         ("data du", &du, "1.0 KiB"),

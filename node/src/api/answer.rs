@@ -1,12 +1,13 @@
 //! What answers look like: the envelope around every item, and the three lines of every error.
 //!
 //! ```text
-//! {"schema":1,"index":N,"age_ms":N,"item":{…}}      or "items":[…]
-//! {"error":{"code","message","cause","try"}}        with a status of 400 and above
+//! {"schema":1,"index":N,"age_ms":N,"mesh_time":T,"item":{…}}      or "items":[…]
+//! {"schema":1,"error":{"code","message","cause","try"}}           with a status of 400 and above
 //! ```
 //!
 //! `index` is what this node has applied; `age_ms` is how long ago it last knew itself to be up to date, and
-//! `null` if it never did since it was started.
+//! `null` if it never did since it was started: for how long it was down, no steady clock can tell. `mesh_time` is when the
+//! last of what it has applied was agreed on, by the leader's clock, and `null` before it has any state.
 
 use std::time::Duration;
 
@@ -105,6 +106,18 @@ impl Problem {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", message, cause, hint)
     }
 
+    /// This node is no member any more.
+    pub(super) fn removed() -> Self {
+        // Not the conflict that a refusal is elsewhere: what was asked may well be right.
+        Self::new(
+            StatusCode::GONE,
+            "refused",
+            "this node was removed from its mesh",
+            "the members take nothing from it any more, and its key stays out",
+            "mesh down, then join from a new directory: mesh join TICKET --dir DIR",
+        )
+    }
+
     fn no_leader(cause: impl Into<String>) -> Self {
         let message = "the mesh has no leader that this node knows of";
         let hint = "wait for a few seconds; then mesh nodes shows which voters are missing";
@@ -136,7 +149,8 @@ impl Problem {
     /// The error as it is sent, without its status.
     pub(super) fn json(&self) -> Value {
         let Self { status: _, code, message, cause, hint } = self;
-        json!({ "error": { "code": code, "message": message, "cause": cause, "try": hint } })
+        let error = json!({ "code": code, "message": message, "cause": cause, "try": hint });
+        json!({ "schema": SCHEMA, "error": error })
     }
 }
 
@@ -151,6 +165,7 @@ impl From<ReadError> for Problem {
         match error {
             ReadError::NoAnswer(_) => Self::no_leader(error.to_string()),
             ReadError::Busy => busy(error.to_string()),
+            ReadError::Removed => Self::removed(),
             ReadError::Stopping => stopping(),
         }
     }
@@ -169,14 +184,25 @@ pub(super) fn unwritten(handle: &Handle, error: WriteError) -> Problem {
         WriteError::Rejected(Rejected::TooOld { .. }) => {
             Problem::timeout("it is not known whether this took effect", error.to_string(), again)
         }
+        WriteError::Removed { sent: false } => Problem::removed(),
+        WriteError::Removed { sent: true } => Problem::timeout(
+            "it is not known whether this took effect",
+            "this node was removed from its mesh meanwhile",
+            "look on another node; mesh join TICKET --dir DIR joins again, from a new directory",
+        ),
+        WriteError::Rejected(Rejected::NotMember(_))
+            if !handle.departure.step().borrow().is_leaving() =>
+        {
+            Problem::removed()
+        }
         WriteError::Rejected(_) => Problem::refused(
             "the mesh does not take anything from this node",
             error.to_string(),
-            "mesh status; a node that was removed joins again with a new directory",
+            "mesh status; a node that has left joins again with a new directory",
         ),
-        WriteError::NoAnswer(_) if handle.pulse().leader.is_none() => {
-            Problem::no_leader("nobody took it; it may still take effect when there is a leader")
-        }
+        WriteError::NoAnswer(_) if handle.pulse().leader.is_none() => Problem::no_leader(
+            "no leader has confirmed it; it may still take effect when there is one",
+        ),
         WriteError::NoAnswer(_) => {
             let cause = format!("{error}; it may still take effect");
             Problem::timeout("no answer came in time", cause, again)
@@ -197,8 +223,12 @@ fn told_no(refusal: Refusal) -> Problem {
         Refusal::UnknownKind => "bring every node to the newest version; mesh nodes shows them",
         Refusal::WrongParty | Refusal::NotYours => "ask a node of the party that it belongs to",
         Refusal::TooManyTickets => "mesh ticket ls, then mesh ticket revoke ID",
+        Refusal::PartyAbsent => "let a node of that party join first",
         Refusal::LastMember => "let another node that can vote join first",
         Refusal::NameChanged => "read the name again, then decide again",
+        Refusal::SealedChanged | Refusal::BodyChanged | Refusal::TagChanged => {
+            "look again, then decide again"
+        }
         Refusal::NameTaken => "choose another name",
         Refusal::AlreadySigned => "nothing: mesh request show ID tells who has answered",
         Refusal::NoSuchRequest | Refusal::RequestExpired => "mesh request ls shows what is open",
@@ -232,10 +262,17 @@ pub(super) fn items(handle: &Handle, items: Vec<Value>) -> Response {
 }
 
 fn envelope(handle: &Handle, name: &str, content: Value) -> Response {
-    let pulse = handle.pulse();
-    let age_ms = age(&pulse).map(millis);
-    Json(json!({ "schema": SCHEMA, "index": pulse.index, "age_ms": age_ms, name: content }))
-        .into_response()
+    Json(framed(&handle.pulse(), name, content)).into_response()
+}
+
+/// What was answered, and how fresh it is.
+pub(super) fn framed(pulse: &Pulse, name: &str, content: Value) -> Value {
+    let age_ms = age(pulse).map(millis);
+    let mesh_time = (pulse.index > 0).then(|| date(pulse.time));
+    json!({
+        "schema": SCHEMA, "index": pulse.index, "age_ms": age_ms, "mesh_time": mesh_time,
+        name: content,
+    })
 }
 
 /// How long ago this node last knew itself up to date.

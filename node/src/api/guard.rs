@@ -7,23 +7,30 @@
 //! Nothing is trusted for coming from this machine. A page in a browser can make it send requests to any
 //! address: by a name of its own that leads here (the Host is then not ours), or across sites (the Origin is
 //! then not ours). No answer carries a CORS header, so no other site reads one.
+//!
+//! Those who balance or restart nodes often cannot carry a token. They may ask whether the node is well ([`PROBES`]),
+//! and are told yes or no.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Json;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::header::{
     AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderName,
     ORIGIN, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
 };
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
+use serde_json::json;
 
 use super::answer::{Problem, quoted};
+use super::guest::Guest;
 use super::token::{Role, Tokens};
 
 /// The longest body: no question is longer.
@@ -32,6 +39,9 @@ pub(super) const MAX_BODY: usize = 1 << 20;
 const BODY_PATIENCE: Duration = Duration::from_secs(10);
 /// How a browser says whose page asks.
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+
+/// What is answered on TCP without a token, too.
+pub(super) const PROBES: [&str; 2] = ["/healthz", "/readyz"];
 
 /// Where a request came in.
 #[derive(Clone)]
@@ -53,12 +63,18 @@ pub(super) enum Door {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct OverSocket(pub(super) bool);
 
+/// Marks requests of those who have shown no token.
+#[derive(Debug, Clone, Copy)]
+struct Probe;
+
 /// Lets a request through, or says why not.
 pub(super) async fn check(State(door): State<Arc<Door>>, request: Request, next: Next) -> Response {
     let mut response = match admit(&door, request).await {
         Ok(mut request) => {
             request.extensions_mut().insert(OverSocket(matches!(*door, Door::Socket)));
-            next.run(request).await
+            let probe = request.extensions().get::<Probe>().is_some();
+            let response = next.run(request).await;
+            if probe { yes_or_no(response.status()) } else { response }
         }
         Err(problem) => refuse(problem),
     };
@@ -79,13 +95,30 @@ fn refuse(problem: Problem) -> Response {
     response
 }
 
+/// What a probe is told, on a connection that ends with it.
+fn yes_or_no(status: StatusCode) -> Response {
+    let mut response = (status, Json(json!({ "ok": status.is_success() }))).into_response();
+    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    response
+}
+
 async fn admit(door: &Door, request: Request) -> Result<Request, Problem> {
-    let (parts, body) = request.into_parts();
+    let (mut parts, body) = request.into_parts();
     let host = check_host(door, &parts.uri, &parts.headers)?;
     check_origin(door, &host, &parts.headers)?;
-    if let Door::Tcp { tokens, .. } = door {
-        let role = check_token(tokens, &parts.headers)?;
-        check_role(role, &parts.method)?;
+    match door {
+        Door::Tcp { .. } if is_probe(&parts) => {
+            parts.extensions.insert(Probe);
+            return Ok(Request::from_parts(parts, Body::empty()));
+        }
+        Door::Tcp { tokens, .. } => {
+            let role = check_token(tokens, &parts.headers)?;
+            check_role(role, &parts.method)?;
+        }
+        Door::Socket => {}
+    }
+    if let Some(guest) = parts.extensions.get::<Guest>() {
+        guest.vouch();
     }
     check_type(&parts.headers)?;
     let bytes = read(&parts.headers, body).await?;
@@ -194,6 +227,12 @@ fn check_origin(door: &Door, host: &str, headers: &HeaderMap) -> Result<(), Prob
         None | Some("same-origin" | "none") => Ok(()),
         Some(site) => foreign("Sec-Fetch-Site", site),
     }
+}
+
+/// Whether it asks only how the node is, and shows no token. One that shows a wrong one is refused as ever.
+fn is_probe(parts: &Parts) -> bool {
+    let reads = parts.method == Method::GET || parts.method == Method::HEAD;
+    reads && PROBES.contains(&parts.uri.path()) && !parts.headers.contains_key(AUTHORIZATION)
 }
 
 fn check_token(tokens: &Tokens, headers: &HeaderMap) -> Result<Role, Problem> {

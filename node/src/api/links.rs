@@ -27,6 +27,7 @@ async fn list(State(api): State<Api>) -> Answer {
             "mtu_bytes": link.mtu,
             "path": link.path,
             "age_ms": millis(link.age),
+            "connections": link.connections,
         })
     };
     Ok(items(&api, api.net.links().iter().map(row).collect()))

@@ -2,7 +2,8 @@
 //!
 //! The Unix socket and TCP have bounds of their own, so that whoever fills TCP does not lock out the owner. A
 //! connection that sends no whole header in time is closed, which also ends idle ones, and so is one that does
-//! not take its answer.
+//! not take its answer. When every place is taken, the first of those who have not shown that they may ask makes
+//! room (`guest.rs`): half headers keep nobody out.
 
 use std::fs;
 use std::io;
@@ -17,7 +18,9 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::serve::Listener;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -28,15 +31,16 @@ use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 
 use super::guard::{Door, check};
+use super::guest::{Guest, Strangers};
 use super::patient::Patient;
 use super::token::{OWNER, Tokens};
 use super::{Api, router};
 use crate::handle::Handle;
 use crate::run::RunError;
 
-/// Connections over the Unix socket at a time; more wait.
+/// Connections over the Unix socket at a time; for more, strangers make room, or they wait.
 const MAX_LOCAL: usize = 1024;
-/// Connections over TCP at a time; more wait.
+/// Connections over TCP at a time; for more, strangers make room, or they wait.
 const MAX_TCP: usize = 128;
 /// A header must be here within this time, and an idle connection may wait as long for the next.
 const HEADER_PATIENCE: Duration = Duration::from_secs(10);
@@ -152,38 +156,50 @@ async fn accept<L: Listener>(
     stop: CancellationToken,
 ) {
     let room = Arc::new(Semaphore::new(most));
+    let strangers = Strangers::default();
     loop {
-        // Whoever comes when there is no room waits in the kernel's queue, which has a bound, too.
+        let io = tokio::select! {
+            () = stop.cancelled() => return,
+            (io, _) = listener.accept() => io,
+        };
+        if room.available_permits() == 0 {
+            strangers.dismiss_first();
+        }
+        // If nobody can go it waits, and those after it in the kernel's queue, which has a bound, too.
         let permit = tokio::select! {
             () = stop.cancelled() => return,
             permit = room.clone().acquire_owned() => permit,
         };
         let Ok(permit) = permit else { return };
-        let io = tokio::select! {
-            () = stop.cancelled() => return,
-            (io, _) = listener.accept() => io,
-        };
-        let (router, stop) = (router.clone(), stop.clone());
+        let (router, guest, stop) = (router.clone(), strangers.enter(), stop.clone());
         tasks.spawn(async move {
-            converse(io, router, stop).await;
+            converse(io, router, guest, stop).await;
             drop(permit);
         });
     }
 }
 
 /// One connection, to its end.
-async fn converse<I>(io: I, router: Router, stop: CancellationToken)
+async fn converse<I>(io: I, router: Router, guest: Guest, stop: CancellationToken)
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let mut settings = http1::Builder::new();
     settings.timer(TokioTimer::new()).header_read_timeout(HEADER_PATIENCE);
     settings.max_buf_size(MAX_HEADER).max_headers(MAX_HEADERS);
-    let service = TowerToHyperService::new(router);
+    let (routes, asks) = (TowerToHyperService::new(router), guest.clone());
+    let service = service_fn(move |mut request: hyper::Request<Incoming>| {
+        request.extensions_mut().insert(asks.clone());
+        routes.call(request)
+    });
     let io = Patient::new(io, WRITE_PATIENCE);
     let mut connection = pin!(settings.serve_connection(TokioIo::new(io), service));
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
+        () = guest.dismissed() => {
+            tracing::debug!("a connection that asked nothing made room for another");
+            return;
+        }
         () = stop.cancelled() => {
             connection.as_mut().graceful_shutdown();
             match tokio::time::timeout(GRACE, connection).await {

@@ -1,9 +1,11 @@
-//! `/metrics` for Prometheus, `/healthz` and `/readyz` for whoever restarts what does not answer.
+//! `/metrics` for Prometheus, `/healthz` and `/readyz` for whoever restarts what does not answer. Who asks the last two
+//! on TCP without a token is told yes or no (`guard.rs`), all others why.
 //!
 //! Names begin with `mesh_` and carry base units. The only labels are names of members, of whom there is a
 //! bound, and numbers of this node's GPUs.
 
 use std::fmt::{Display, Write as _};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use axum::extract::State;
@@ -14,17 +16,25 @@ use serde_json::json;
 use super::Api;
 use super::answer::{Answer, Problem, age, item};
 use super::route::{Form, Route};
+use crate::engine::LEADER_UNHEARD;
 use crate::handle::Part;
-use crate::service::STALE;
 
 /// Links that are listed one by one.
 const MAX_LINKS: usize = 64;
+/// A seat that heard no leader for this long is not ready: on a LAN one that died was replaced long before …
+const UNREADY: Duration = Duration::from_secs(5);
+/// … and on a slow wire within so many of raft's ticks.
+const UNREADY_TICKS: u32 = 10;
 
 pub(super) fn routes() -> Vec<Route> {
     vec![
         Route::get("/metrics", "Measurements, for Prometheus.", metrics).form(Form::Text),
-        Route::get("/healthz", "Answers if the process does.", health),
-        Route::get("/readyz", "Whether this node is a member and up to date.", ready),
+        Route::get("/healthz", "Answers if the process does; on TCP without a token, too.", health),
+        Route::get(
+            "/readyz",
+            "Whether this node is a member and up to date; on TCP without a token, too.",
+            ready,
+        ),
     ]
 }
 
@@ -44,9 +54,20 @@ async fn ready(State(api): State<Api>) -> Answer {
         return not("it is not a member, or is leaving".into());
     }
     match age(&pulse) {
-        Some(age) if age <= STALE => Ok(item(&api, json!({ "ready": true }))),
+        Some(age) if age <= patience(pulse.part, pulse.tick) => {
+            Ok(item(&api, json!({ "ready": true })))
+        }
         Some(age) => not(format!("it has not known itself up to date for {} s", age.as_secs())),
         None => not("it has heard no leader and no voter since it was started".into()),
+    }
+}
+
+/// For how long a node counts as up to date after it last knew that it was.
+fn patience(part: Part, tick: Duration) -> Duration {
+    match part {
+        Part::Voter | Part::Learner => UNREADY.max(tick * UNREADY_TICKS),
+        // It hears of the voters every five seconds.
+        Part::Watcher | Part::Joining => LEADER_UNHEARD,
     }
 }
 
@@ -54,10 +75,20 @@ async fn metrics(State(api): State<Api>) -> Answer {
     let mut page = Page::default();
     mesh(&mut page, &api);
     links(&mut page, &api);
+    data(&mut page, &api);
     process(&mut page);
     gpus(&mut page, &api);
     let kind = "text/plain; version=0.0.4; charset=utf-8";
     Ok(([(CONTENT_TYPE, kind)], page.text).into_response())
+}
+
+fn data(page: &mut Page, api: &Api) {
+    let sent = api.data.sent_bytes.load(Ordering::Relaxed);
+    let help = "Bytes of chunks that were sent to others.";
+    page.one("mesh_chunk_sent_bytes_total", "counter", help, sent);
+    let fetched = api.data.fetched_bytes.load(Ordering::Relaxed);
+    let help = "Bytes of chunks that came from others.";
+    page.one("mesh_chunk_fetched_bytes_total", "counter", help, fetched);
 }
 
 fn mesh(page: &mut Page, api: &Api) {
@@ -237,6 +268,14 @@ mod tests {
         let mut page = Page::default();
         page.line("x", &[("node", "a\"} 1\nmesh_term 9\\")], Number(f64::INFINITY));
         assert_eq!(page.text, "x{node=\"a\\\"} 1\\nmesh_term 9\\\\\"} +Inf\n");
+    }
+
+    #[test]
+    fn a_seat_is_ready_for_a_few_elections_after_it_lost_its_leader() {
+        let of = |part, ms| patience(part, Duration::from_millis(ms)).as_secs();
+        assert_eq!((of(Part::Voter, 50), of(Part::Learner, 50)), (5, 5));
+        assert_eq!(of(Part::Voter, 1000), 10);
+        assert_eq!(of(Part::Watcher, 50), 12);
     }
 
     #[test]

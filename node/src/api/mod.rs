@@ -9,7 +9,7 @@
 //!
 //! | read | for |
 //! |---|---|
-//! | `listen`, `patient`, `guard`, `token` | sockets and their bounds; who may ask |
+//! | `listen`, `guest`, `patient`, `guard`, `token` | sockets and their bounds; who may ask |
 //! | `route`, `openapi` | the table of routes, and its description |
 //! | `answer`, `find` | what answers and errors look like; finding things by name or id |
 //! | the other files | one group of routes each |
@@ -23,6 +23,7 @@ mod data;
 mod events;
 mod find;
 mod guard;
+mod guest;
 mod life;
 mod links;
 mod listen;

@@ -60,8 +60,10 @@ struct Agreed {
 async fn list(State(api): State<Api>) -> Answer {
     has_state(&api)?;
     let all = api.look(|see| {
-        let members = see.replica.machine().members().iter();
-        members.map(|(id, member)| Agreed::of(see, *id, member)).collect::<Vec<_>>()
+        let state = see.replica.machine();
+        let parties = state.present_parties().len();
+        let members = state.members().iter();
+        members.map(|(id, member)| Agreed::of(see, *id, member, parties)).collect::<Vec<_>>()
     });
     let mut all = all.await?;
     all.sort_by(|a, b| (&a.name, a.id).cmp(&(&b.name, b.id)));
@@ -73,7 +75,9 @@ async fn show(State(api): State<Api>, Param(wanted): Param<String>) -> Answer {
     let found = api.look(move |see| {
         let state = see.replica.machine();
         let id = find_node(state, &wanted)?;
-        Ok::<_, Problem>(state.members().get(&id).map(|member| Agreed::of(see, id, member)))
+        let parties = state.present_parties().len();
+        let found = state.members().get(&id);
+        Ok::<_, Problem>(found.map(|member| Agreed::of(see, id, member, parties)))
     });
     let found: Vec<Agreed> = found.await??.into_iter().collect();
     Ok(item(&api, describe(&api, &found).pop().unwrap_or_default()))
@@ -86,7 +90,8 @@ pub(super) fn find_node(state: &Agreement, wanted: &str) -> Result<NodeId, Probl
 }
 
 impl Agreed {
-    fn of(see: &See<'_>, id: NodeId, member: &Member) -> Self {
+    /// `parties` are present.
+    fn of(see: &See<'_>, id: NodeId, member: &Member, parties: usize) -> Self {
         let state = see.replica.machine();
         let labels = state.labels(id).map(|(key, value)| (key.to_string(), value.to_string()));
         Self {
@@ -98,7 +103,7 @@ impl Agreed {
             seat: member.seat.map(|seat| seat.0),
             leaving: member.leaving,
             drained: state.is_drained(id),
-            down: state.is_down(id),
+            down: member.is_down(parties),
             worker: member.worker,
             labels: labels.collect(),
             admitted: member.admitted.time,
@@ -129,9 +134,13 @@ fn describe(api: &Api, all: &[Agreed]) -> Vec<Value> {
     let uptime = api.started.elapsed();
     let here: Vec<String> = api.hub.here().iter().map(ToString::to_string).collect();
     let expected = roster.seated.contains(&me) && uptime > SETTLED;
+    // While somebody leads, one whom this node alone cannot reach is there all the same.
+    let unreached = if leader.is_none() { api.net.unreached() } else { BTreeMap::new() };
     api.hub.look(|view, now| {
         let one = |agreed: &Agreed| {
             let sight = view.get(agreed.id, now);
+            // Whoever was never heard has been silent for as long as this node listens.
+            let silence = sight.as_ref().map_or(uptime, |sight| sight.silence);
             let signs = Signs {
                 is_self: agreed.id == me,
                 leaving: agreed.leaving,
@@ -139,8 +148,8 @@ fn describe(api: &Api, all: &[Agreed]) -> Vec<Value> {
                 down: agreed.down,
                 linked: linked.contains(&agreed.id),
                 should_be_linked: expected && roster.seated.contains(&agreed.id),
-                // Whoever was never heard has been silent for as long as this node listens.
-                silence: sight.as_ref().map_or(uptime, |sight| sight.silence),
+                unreached: unreached.get(&agreed.id).is_some_and(|failed| *failed < silence),
+                silence,
                 heard: sight.is_some(),
             };
             node(agreed, sight.as_ref(), &signs, leader, &here)
@@ -157,6 +166,8 @@ struct Signs {
     down: bool,
     linked: bool,
     should_be_linked: bool,
+    /// There is no leader, and it was tried in vain since it last said anything.
+    unreached: bool,
     silence: Duration,
     heard: bool,
 }
@@ -165,11 +176,12 @@ impl Signs {
     /// In one word.
     fn state(&self) -> &'static str {
         let there = self.is_self || self.linked;
+        let missed = !self.heard || self.should_be_linked || self.unreached;
         if self.leaving {
             "leaving"
         } else if !there && (self.down || self.silence > DOWN) {
             "down"
-        } else if !there && (!self.heard || self.should_be_linked || self.silence > SILENT) {
+        } else if !there && (missed || self.silence > SILENT) {
             "silent"
         } else if self.drained {
             "draining"
@@ -258,6 +270,7 @@ mod tests {
             down: false,
             linked: false,
             should_be_linked: false,
+            unreached: false,
             silence: Duration::from_secs(silence),
             heard: true,
         }
@@ -271,6 +284,7 @@ mod tests {
         assert_eq!(Signs { linked: true, down: true, ..signs(500) }.state(), "up");
         assert_eq!(Signs { down: true, ..signs(1) }.state(), "down");
         assert_eq!(Signs { should_be_linked: true, ..signs(1) }.state(), "silent");
+        assert_eq!(Signs { unreached: true, ..signs(1) }.state(), "silent");
         assert_eq!(Signs { heard: false, ..signs(1) }.state(), "silent");
         assert_eq!(Signs { is_self: true, heard: false, ..signs(500) }.state(), "up");
         assert_eq!(Signs { leaving: true, is_self: true, ..signs(1) }.state(), "leaving");

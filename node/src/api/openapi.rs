@@ -5,6 +5,7 @@ use axum::response::IntoResponse;
 use serde_json::{Map, Value, json};
 
 use super::answer::Answer;
+use super::guard::PROBES;
 use super::route::{Field, Form, Route};
 use super::routes as all;
 
@@ -77,6 +78,10 @@ fn operation(route: &Route) -> Value {
         operation["requestBody"] =
             json!({ "content": { "application/json": { "schema": schema } } });
     }
+    if PROBES.contains(&route.path) {
+        // With the token, or with nothing.
+        operation["security"] = json!([{ "token": [] }, {}]);
+    }
     operation
 }
 
@@ -96,13 +101,17 @@ fn envelope(name: &str) -> Value {
     };
     json!({
         "type": "object",
-        "required": ["schema", "index", "age_ms", name],
+        "required": ["schema", "index", "age_ms", "mesh_time", name],
         "properties": {
             "schema": { "const": super::answer::SCHEMA },
             "index": { "type": "integer", "description": "The last index applied here." },
             "age_ms": {
                 "type": ["integer", "null"],
                 "description": "How long ago this node last knew itself up to date; null if never.",
+            },
+            "mesh_time": {
+                "type": ["string", "null"],
+                "description": "When the last of what is applied here was agreed on; null if nothing is.",
             },
             name: content,
         },
@@ -113,15 +122,18 @@ fn error() -> Value {
     let text = json!({ "type": "string" });
     json!({
         "type": "object",
-        "required": ["error"],
-        "properties": { "error": {
-            "type": "object",
-            "required": ["code", "message", "cause", "try"],
-            "properties": {
-                "code": { "enum": ["failed", "refused", "not_found", "no_leader", "unavailable", "timeout"] },
-                "message": text, "cause": text, "try": text,
+        "required": ["schema", "error"],
+        "properties": {
+            "schema": { "const": super::answer::SCHEMA },
+            "error": {
+                "type": "object",
+                "required": ["code", "message", "cause", "try"],
+                "properties": {
+                    "code": { "enum": ["failed", "refused", "not_found", "no_leader", "unavailable", "timeout"] },
+                    "message": text, "cause": text, "try": text,
+                },
             },
-        } },
+        },
     })
 }
 
@@ -193,6 +205,13 @@ mod tests {
         let promised: BTreeSet<String> = PROMISED.iter().map(|one| (*one).to_owned()).collect();
         assert_eq!(described, routed);
         assert_eq!(routed, promised);
+    }
+
+    #[test]
+    fn what_needs_no_token_is_a_route_that_reads() {
+        let open = all().into_iter().filter(|route| PROBES.contains(&route.path));
+        let open: Vec<&str> = open.map(|route| route.verb).collect();
+        assert_eq!(open, ["get"; PROBES.len()]);
     }
 
     #[test]

@@ -114,7 +114,7 @@ fn row(id: RequestId, request: &Request, roster: &Roster, now: Time) -> Value {
         "by_id": request.opener,
         "granted": said(true),
         "denied": said(false),
-        "needed": roster.parties.len() / 2 + 1,
+        "needed": roster.present_parties().len() / 2 + 1,
         "opened_at": date(request.opened.time),
         "expires_at": date(request.expires),
     })

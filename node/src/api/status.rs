@@ -52,6 +52,9 @@ async fn status(State(api): State<Api>) -> Answer {
     };
     let party = place.map(|place| place.party).or(membership.as_ref().map(|own| own.party));
     let name = place.map(|place| &place.name).or(api.config.name.as_ref());
+    let siblings =
+        roster.members.values().filter(|place| Some(place.party) == party && !place.leaving);
+    let removed = api.is_removed();
     let learners = roster.seated.len() - roster.seated.intersection(&roster.voters).count();
     Ok(item(
         &api,
@@ -60,6 +63,7 @@ async fn status(State(api): State<Api>) -> Answer {
             "name": name.map(|name| name.as_str()),
             "party": party.and_then(|party| roster.parties.get(&party)).map(|name| name.as_str()),
             "party_id": party,
+            "party_nodes": siblings.count(),
             "mesh": api.whoami.mesh,
             "epoch": api.whoami.epoch,
             "seat": place.and_then(|place| place.seat).unwrap_or(api.whoami.seat).0,
@@ -67,8 +71,9 @@ async fn status(State(api): State<Api>) -> Answer {
             "version": env!("CARGO_PKG_VERSION"),
             "level": level,
             "role": pulse.part.name(),
-            "is_leader": pulse.is_leader(),
-            "leader": leader(me, &pulse, &roster),
+            "is_leader": pulse.is_leader() && !removed,
+            // Whoever was removed knows of yesterday's.
+            "leader": if removed { Value::Null } else { leader(me, &pulse, &roster) },
             "term": pulse.term,
             "index": pulse.index,
             "commit_index": pulse.commit,
@@ -87,17 +92,18 @@ async fn status(State(api): State<Api>) -> Answer {
             "disk_bytes": log_bytes(&api),
             "worker": place.map_or(membership.is_some_and(|own| own.worker), |place| place.worker),
             "drained": drained,
-            "leaving": api.departure.step().borrow().is_leaving(),
-            "removed": api.removed.load(Ordering::Relaxed),
+            "leaving": api.departure.step().borrow().is_leaving()
+                || place.is_some_and(|place| place.leaving),
+            "removed": removed,
             "later_epoch": Some(api.later_epoch.load(Ordering::Relaxed)).filter(|epoch| *epoch > 0),
         }),
     ))
 }
 
 /// How far this machine's clock is ahead of most voters'; less than zero if it is behind. `None` while they are
-/// not heard: a clock that stands still would seem behind.
+/// not heard: what they said long ago tells little of them now.
 fn clock_ahead(api: &Api) -> Option<i64> {
-    let voters = api.shown.clock().filter(|_| api.shown.is_fresh(CLOCKS_HEARD))?;
+    let voters = api.shown.clock_by_now().filter(|_| api.shown.is_fresh(CLOCKS_HEARD))?;
     i64::try_from(clock::now().0).ok()?.checked_sub(i64::try_from(voters.0).ok()?)
 }
 

@@ -18,14 +18,14 @@ use zeroize::Zeroizing;
 
 use super::Api;
 use super::answer::{
-    Answer, Param, Problem, body, date, has_state, item, items, query, quoted, unwritten,
+    Answer, Param, Problem, body, date, has_state, item, items, millis, query, quoted, unwritten,
 };
 use super::find;
 use super::route::{Form, Route, field};
 use crate::clock;
 use crate::handle::{Ask, See};
 use crate::state::command::{Act, Invite, TicketNew, TicketRevoke};
-use crate::state::ticket::MAX_USES;
+use crate::state::ticket::{MAX_TTL, MAX_USES};
 
 /// How long a ticket is good if nobody says: until tomorrow.
 const TTL: Duration = Duration::from_secs(24 * 3600);
@@ -40,12 +40,16 @@ pub(super) fn routes() -> Vec<Route> {
             .query([field(
                 "all",
                 "boolean",
-                "Those of all parties, and those no longer good, too.",
+                "Those of all parties, too, and those used up or expired, until their party makes the next.",
             )])
             .form(Form::Items),
         Route::post("/v1/tickets", "Makes a ticket; the answer holds its text, once.", make).body(
             [
-                field("ttl_ms", "integer", "How long it is good: a day if left out."),
+                field(
+                    "ttl_ms",
+                    "integer",
+                    "How long it is good: a day if left out, a hundred years at most.",
+                ),
                 field("uses", "integer", "How many machines it admits: one if left out."),
                 field("worker", "boolean", "Whether they go without the party's signing key."),
                 field("new_party", "boolean", "Whether it is for a further party instead."),
@@ -71,21 +75,32 @@ struct Known {
     id: TicketId,
     party: PartyId,
     kind: &'static str,
+    /// How many there were at first is not agreed on.
     uses_left: u32,
     expires: Time,
-    live: bool,
 }
 
+impl Known {
+    /// What has become of it by `now`. One that was used up in time stays spent.
+    fn state(&self, now: Time) -> &'static str {
+        match self.uses_left {
+            0 => "spent",
+            _ if self.expires <= now => "expired",
+            _ => "good",
+        }
+    }
+}
+
+/// All that the state holds. What was revoked is gone from it; what is spent or expired stays until its party makes
+/// the next.
 fn known(see: &See<'_>) -> Vec<Known> {
     let state = see.replica.machine();
-    let now = see.replica.time();
     let tickets = state.tickets().iter().map(|(id, ticket)| Known {
         id: *id,
         party: ticket.party,
         kind: if ticket.worker { "worker" } else { "member" },
         uses_left: ticket.uses_left,
         expires: ticket.expires,
-        live: ticket.is_live(now),
     });
     let invites = state.invites().iter().map(|(id, invite)| Known {
         id: *id,
@@ -93,7 +108,6 @@ fn known(see: &See<'_>) -> Vec<Known> {
         kind: "new_party",
         uses_left: invite.uses_left,
         expires: invite.expires,
-        live: invite.is_live(now),
     });
     tickets.chain(invites).collect()
 }
@@ -104,17 +118,18 @@ async fn list(State(api): State<Api>, uri: Uri) -> Answer {
     let known = api.look(known).await?;
     let roster = api.roster();
     let own = roster.party_of(api.whoami.node);
-    let shown = known.iter().filter(|one| all || (one.live && Some(one.party) == own));
+    // Mesh time stands still while nobody writes; the clock tells what it would be for a newcomer.
+    let now = api.pulse().time.max(clock::now());
+    let good = |one: &Known| one.state(now) == "good" && Some(one.party) == own;
+    let shown = known.iter().filter(|one| all || good(one));
     let row = |one: &Known| -> Value {
         json!({
             "id": one.id,
             "party": roster.parties.get(&one.party).map(|name| name.as_str()),
             "party_id": one.party,
             "kind": one.kind,
-            // How many there were is not agreed on.
-            "uses": one.uses_left,
             "uses_left": one.uses_left,
-            "state": if one.live { "good" } else { "spent" },
+            "state": one.state(now),
             "expires_at": date(one.expires),
         })
     };
@@ -138,13 +153,7 @@ async fn make(State(api): State<Api>, bytes: Bytes) -> Answer {
     let Terms { ttl, uses, kind, advertise } = terms(wants, data_port(&api))?;
     let meet = meet(&api, advertise)?;
     let own = api.roster().party_of(api.whoami.node);
-    let party = own.ok_or_else(|| {
-        Problem::refused(
-            "this node is no member",
-            "it has left, or was removed",
-            "mesh join TICKET",
-        )
-    })?;
+    let party = own.ok_or_else(Problem::removed)?;
     let expires = api.pulse().time.max(clock::now()).after(ttl);
     let seed = Zeroizing::new(crate::random::<32>());
     let id = TicketId(SigningKey::from_bytes(&seed).verifying_key().to_bytes());
@@ -191,6 +200,11 @@ fn terms(wants: Wants, port: u16) -> Result<Terms, Problem> {
     let ttl = wants.ttl_ms.map_or(TTL, Duration::from_millis);
     if ttl.is_zero() {
         return Err(wrong("it would be good for no time at all".into(), "ttl_ms of 1 or more"));
+    }
+    if ttl > MAX_TTL {
+        let cause = "it would be good for more than a hundred years";
+        let hint = format!("ttl_ms of {} or less", millis(MAX_TTL));
+        return Err(wrong(cause.into(), &hint));
     }
     let uses = wants.uses.unwrap_or(1);
     if !(1..=MAX_USES).contains(&uses) {
@@ -285,6 +299,25 @@ mod tests {
     }
 
     #[test]
+    fn what_becomes_of_a_ticket_is_told_apart() {
+        let at = |uses_left, now| {
+            let (id, party) = (TicketId([1; 32]), PartyId([2; 32]));
+            let one = Known { id, party, kind: "member", uses_left, expires: Time(100) };
+            one.state(Time(now))
+        };
+        assert_eq!([at(1, 99), at(1, 100), at(0, 99)], ["good", "expired", "spent"]);
+        assert_eq!(at(0, 100), "spent", "it was used up before it could expire");
+    }
+
+    #[test]
+    fn the_longest_time_is_taken_in_full_and_has_a_date() {
+        let ttl_ms = Some(millis(MAX_TTL));
+        assert_eq!(terms(Wants { ttl_ms, ..Wants::default() }, 6374).unwrap().ttl, MAX_TTL);
+        let expires = clock::now().after(MAX_TTL);
+        assert!(!date(expires).starts_with("9999"), "{}", date(expires));
+    }
+
+    #[test]
     fn an_address_without_a_port_gets_the_data_planes() {
         let advertise = vec!["203.0.113.7".to_owned(), "[2001:db8::1]:9".to_owned()];
         let made = terms(Wants { advertise, ..Wants::default() }, 6374).unwrap();
@@ -300,6 +333,7 @@ mod tests {
             terms(wants, 6374)
         };
         assert!(with(|w| w.ttl_ms = Some(0)).is_err());
+        assert!(with(|w| w.ttl_ms = Some(u64::MAX)).is_err());
         assert!(with(|w| w.uses = Some(0)).is_err());
         assert!(with(|w| w.uses = Some(MAX_USES + 1)).is_err());
         assert!(with(|w| (w.worker, w.new_party) = (true, true)).is_err());

@@ -18,7 +18,7 @@ use crate::handle::Ask;
 use crate::state::command::{Act, Drain, Label, Leave, RequestOpen};
 use crate::state::label::LabelValue;
 use crate::state::name::Name;
-use crate::state::request::{JointAct, RequestId};
+use crate::state::request::{JointAct, Request, RequestId};
 
 /// How long the other parties have to answer a request.
 const REQUEST_TTL: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -67,7 +67,20 @@ async fn remove(State(api): State<Api>, Param(wanted): Param<String>) -> Answer 
         return Ok(item(&api, json!({ "id": node, "removed": true })));
     }
     let now = api.pulse().time.max(clock::now());
-    let act = RequestOpen { act: JointAct::RemoveNode { node }, expires: now.after(REQUEST_TTL) };
+    let act = JointAct::RemoveNode { node };
+    let wanted = act.clone();
+    let open = api.look(move |see| {
+        let mut open = see.replica.machine().requests().iter();
+        let same = |request: &Request| {
+            Some(request.opener) == own && request.act == wanted && request.expires > now
+        };
+        open.find(|(_, request)| same(request)).map(|(id, _)| *id)
+    });
+    if let Some(id) = open.await? {
+        // A second one would wait beside the first, and count against what the party may have open.
+        return Ok(item(&api, json!({ "id": node, "removed": false, "request": id.0 })));
+    }
+    let act = RequestOpen { act, expires: now.after(REQUEST_TTL) };
     let ask = Ask { act: Act::RequestOpen(act), signed: true };
     let written = api.write(vec![ask]).await.map_err(|error| unwritten(&api, error))?;
     let id = RequestId::at(written.index, written.first);

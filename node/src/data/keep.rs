@@ -15,6 +15,7 @@ use tokio::time::{Instant, sleep};
 
 use super::pull::How;
 use super::{Data, Found};
+use crate::clock;
 use crate::handle::Ask;
 use crate::state::State;
 use crate::state::command::Act;
@@ -28,6 +29,8 @@ const APART: Duration = Duration::from_millis(100);
 const LOST: Duration = Duration::from_secs(600);
 /// Whoever was heard within this time can take a copy.
 const AWAKE: Duration = Duration::from_secs(15);
+/// What is older, and lacks a copy, has lost one.
+const NEW: Duration = Duration::from_secs(600);
 /// What a copy that stands in for a lost one may take of the wire, in bytes a second.
 const REPAIR_RATE: u64 = 64 << 20;
 /// Why the store keeps a version: it is counted on here, or somebody asked for it.
@@ -117,13 +120,14 @@ impl Data {
     /// What this node should fetch now, what is new first.
     async fn duties(&self) -> Vec<Duty> {
         let (me, silence, lost) = (self.whoami.node, self.silence(), self.lost);
+        let now = clock::now();
         let duties = self.look(move |state| {
             let mut duties = Vec::new();
             for (id, version) in state.versions() {
                 if takes(state, *id, version, me, &silence, lost) {
                     duties.push((
                         version.created.index,
-                        Duty { version: *id, repairs: version.holders.len() > 1 },
+                        Duty { version: *id, repairs: now.since(version.created.time) > NEW },
                     ));
                 }
             }

@@ -22,6 +22,7 @@
 
 pub mod catalogue;
 pub mod keep;
+mod link;
 pub mod pull;
 pub mod push;
 mod serve;
@@ -31,7 +32,7 @@ pub mod wire;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -39,7 +40,7 @@ use mesh_consensus::id::{Hash, NodeId, VersionId};
 use mesh_storage::store::{Loaded, Store, StoreError};
 use mesh_storage::tree::{self, Materialised, TreeError};
 use mesh_transport::net::Net;
-use tokio::sync::{RwLock, watch};
+use tokio::sync::{RwLock, mpsc, watch};
 
 use crate::awareness::hub::Hub;
 use crate::clock;
@@ -48,7 +49,9 @@ use crate::handle::{Whoami, Writer, look_at};
 use crate::party::SealingSecret;
 use crate::seal::PrivateView;
 use crate::state::State;
+use link::Pace;
 use pull::{How, Phase, Progress, PullError};
+use serve::Strip;
 use sharing::Sharing;
 
 /// The datasets of this node. Cheap to clone.
@@ -71,14 +74,19 @@ pub struct Inner {
     net: OnceLock<Net>,
     /// Versions that somebody pulls from this node, or that this node pulls.
     sharings: Mutex<BTreeMap<VersionId, Arc<Sharing>>>,
+    /// Where strips of the links that are served go: see [`wire`].
+    strips: Mutex<BTreeMap<(NodeId, u64), mpsc::Sender<Strip>>>,
     /// Pulls under way.
-    pulls: Mutex<BTreeMap<VersionId, watch::Sender<Progress>>>,
+    pulls: Mutex<BTreeMap<VersionId, Pulling>>,
     /// The party's private names, as they were last opened.
     private: Mutex<Option<Arc<PrivateView>>>,
     /// Bytes of chunks that were sent to others, and that came from them.
     pub(crate) sent_bytes: AtomicU64,
     pub(crate) fetched_bytes: AtomicU64,
 }
+
+/// How far a pull is, and how fast it may go.
+type Pulling = (watch::Sender<Progress>, Arc<Pace>);
 
 /// A version, as far as is needed to fetch or to serve it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -145,6 +153,7 @@ impl Data {
             lost: keep::lost(),
             net: OnceLock::new(),
             sharings: Mutex::default(),
+            strips: Mutex::default(),
             pulls: Mutex::default(),
             private: Mutex::default(),
             sent_bytes: AtomicU64::new(0),
@@ -236,22 +245,24 @@ impl Data {
     /// Starts a pull unless one of the same version runs. It goes on for as long as somebody waits for it.
     fn begin(&self, found: &Found, how: How) -> watch::Receiver<Progress> {
         let mut pulls = lock(&self.pulls);
-        if let Some(running) = pulls.get(&found.version) {
+        if let Some((running, pace)) = pulls.get(&found.version) {
+            pace.lift(how.limit);
             return running.subscribe();
         }
         let (sender, receiver) = watch::channel(Progress::default());
-        pulls.insert(found.version, sender.clone());
+        let pace = Arc::new(Pace::new(how.limit));
+        pulls.insert(found.version, (sender.clone(), pace.clone()));
         drop(pulls);
         let (data, found) = (self.clone(), found.clone());
         tokio::spawn(async move {
             let ended = tokio::select! {
-                ended = data.run_pull(&found, &sender, how) => ended,
+                ended = data.run_pull(&found, &sender, &pace, how.wait) => ended,
                 () = data.deserted(found.version, &sender) => Err(PullError::Stopping),
             };
             {
                 let mut pulls = lock(&data.pulls);
                 // A pull that was deserted has gone from the table, and another may be there.
-                if pulls.get(&found.version).is_some_and(|held| held.same_channel(&sender)) {
+                if pulls.get(&found.version).is_some_and(|(held, _)| held.same_channel(&sender)) {
                     pulls.remove(&found.version);
                 }
             }
@@ -288,12 +299,19 @@ impl Data {
         blocking(move || store.is_whole(manifest)).await.unwrap_or(false)
     }
 
-    /// How much of a version is here: `whole`, `partial` or `none`.
-    pub(crate) async fn here(&self, known: &catalogue::Known) -> &'static str {
+    /// How much of a version is here: `whole`, `partial` or `none`. In a list `closely` would take too long: every object is
+    /// looked at.
+    pub(crate) async fn here(&self, known: &catalogue::Known, closely: bool) -> &'static str {
         let Some(manifest) = known.manifest else { return "none" };
         let store = self.store.clone();
-        match blocking(move || store.is_whole(manifest)).await {
-            Ok(true) => "whole",
+        let look = move || match store.has(manifest)? {
+            true if closely => store.is_whole(manifest).map(Some),
+            true => Ok(Some(true)),
+            false => Ok(None),
+        };
+        match blocking(look).await {
+            Ok(Some(true)) => "whole",
+            Ok(Some(false)) => "partial",
             _ if lock(&self.pulls).contains_key(&known.id) => "partial",
             _ => "none",
         }
@@ -305,7 +323,7 @@ impl Data {
         if self.is_here(found).await {
             return blocking(move || store.load(hash)).await;
         }
-        let bytes = self.manifest(found).await?;
+        let bytes = self.manifest(found, Duration::ZERO).await?;
         let decode = move || {
             let manifest = mesh_storage::manifest::Manifest::decode(&bytes)?;
             Ok(Arc::new(Loaded::new(hash, manifest)))
@@ -380,10 +398,6 @@ impl Data {
         let stat = nix::sys::statvfs::statvfs(self.store.root()).ok()?;
         let bytes = |blocks: u64| blocks.saturating_mul(stat.fragment_size());
         Some((bytes(stat.blocks()), bytes(stat.blocks_available())))
-    }
-
-    fn count_sent(&self, bytes: usize) {
-        self.sent_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
     fn net(&self) -> Result<Net, PullError> {

@@ -15,21 +15,20 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use mesh_consensus::id::{Hash, NodeId, VersionId};
+use mesh_consensus::id::{Hash, NodeId};
 use mesh_consensus::time::Time;
-use mesh_storage::bitmap::Bitmap;
 use mesh_storage::manifest::MAX_MANIFEST_BYTES;
 use mesh_storage::store::{Fetch, StoreError, Wrote};
 use mesh_storage::swarm::{self, Swarm};
-use mesh_transport::codec::{decode, encode};
-use mesh_transport::net::{Lane, Net, ReceiveHalf};
-use tokio::io::AsyncReadExt as _;
+use mesh_transport::codec::encode;
+use mesh_transport::net::{Lane, Net};
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{interval, sleep, timeout};
 
+use super::link::{Event, Link, MAX_WRITES, Pace, Shared, link_to};
 use super::sharing::Sharing;
-use super::wire::{Ask, Give, MAX_GIVE_BYTES, MAX_NAMED, MAX_OTHERS};
+use super::wire::{Ask, MAX_NAMED};
 use super::{Data, Found, blocking};
 use crate::clock;
 use crate::wire::Header;
@@ -38,16 +37,12 @@ use crate::wire::Header;
 const MAX_EVENTS: usize = 256;
 /// What one link is to ask and has not asked yet.
 const MAX_ASKS: usize = 256;
-/// Chunks that are being verified and written at a time: enough for every core, and a bound on memory.
-const MAX_WRITES: usize = 8;
 /// How often others are told what has come.
 const LOOK: Duration = Duration::from_millis(150);
 /// How often it is looked who holds it now.
 const HOLDERS: Duration = Duration::from_secs(2);
-/// A link over which nothing comes for this long is dead.
-const SILENT: Duration = Duration::from_secs(60);
-/// How often it is said of a chunk on its way that it still comes.
-const STILL_COMING: Duration = Duration::from_secs(1);
+/// If nobody has the manifest, all are asked again after this.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// How long one peer may take with a manifest.
 const MANIFEST_PATIENCE: Duration = Duration::from_secs(120);
 
@@ -119,23 +114,6 @@ pub enum PullError {
     Stopping,
 }
 
-/// Something that a link tells.
-enum Event {
-    Map(NodeId, Bitmap),
-    Have(NodeId, Vec<u32>),
-    Written { node: NodeId, number: u32, bytes: u32, result: Result<Wrote, StoreError> },
-    Refused(NodeId, u32),
-    Began(NodeId, u32),
-    Nothing(NodeId),
-    Others(Vec<NodeId>),
-    Gone(NodeId),
-}
-
-/// A link to a peer; dropped, it closes.
-struct Link {
-    asks: mpsc::Sender<Ask>,
-}
-
 /// However a pull ends, what has come is made durable: the next one goes on from there, even after a restart.
 struct Kept(Arc<Fetch>);
 
@@ -152,70 +130,60 @@ impl Drop for Kept {
     }
 }
 
-/// What every link of a pull is given.
-#[derive(Clone)]
-struct Shared {
-    net: Net,
-    version: VersionId,
-    lengths: Arc<[u32]>,
-    fetch: Arc<Fetch>,
-    events: mpsc::Sender<Event>,
-    writes: Arc<Semaphore>,
-    /// Paces what should not take the whole wire.
-    pace: Option<Arc<Pace>>,
-}
-
 impl Data {
     /// Brings a version here. Returns once it is whole and claimed.
     pub(super) async fn run_pull(
         &self,
         found: &Found,
         progress: &watch::Sender<Progress>,
-        how: How,
+        pace: &Arc<Pace>,
+        wait: Duration,
     ) -> Result<(), PullError> {
-        let bytes = self.manifest(found).await?;
+        let bytes = self.manifest(found, wait).await?;
         let (store, hash) = (self.store.clone(), found.manifest);
         let fetch = Arc::new(blocking(move || store.fetch(bytes, hash, clock::now())).await?);
         let _kept = Kept(fetch.clone());
-        let have = fetch.have();
-        let sharing = self.share_partly(found.version, fetch.loaded().clone(), have.clone());
-        let mut run = Run::new(self, found, &fetch, &sharing, have, progress, how)?;
-        let ended = match run.fetch_all().await {
-            Ok(()) => {
-                run.show(Phase::Finishing);
-                // What came last must be known before the links end: nobody else may have it yet.
-                run.tell_news();
-                run.links.clear();
-                // A chunk that came twice at once counts as here while the other one is still being written.
-                let _written = run.shared.writes.acquire_many(MAX_WRITES as u32).await;
-                let fetch = fetch.clone();
-                blocking(move || fetch.finish(clock::now())).await
-            }
-            Err(error) => Err(error),
-        };
-        if ended.is_err() {
-            self.end_sharing(found.version);
-        }
-        self.forget_sharing(found.version);
-        ended
+        let partly = self.share_partly(found.version, fetch.loaded().clone(), fetch.have());
+        let mut run = Run::new(self, found, &fetch, &partly.sharing, progress, pace, wait)?;
+        run.fetch_all().await?;
+        run.show(Phase::Finishing);
+        // What came last must be known before the links end: nobody else may have it yet.
+        run.tell_news();
+        run.links.clear();
+        // A chunk that came twice at once counts as here while the other one is still being written.
+        let _written = run.shared.writes.acquire_many(MAX_WRITES as u32).await;
+        blocking(move || fetch.finish(clock::now())).await
     }
 
-    /// The bytes of the manifest: from here, or from the first peer whose bytes have the right hash.
-    pub(super) async fn manifest(&self, found: &Found) -> Result<Vec<u8>, PullError> {
+    /// The bytes of the manifest: from here, or from the first peer whose bytes have the right hash. Asks for it again
+    /// and again for as long as `wait`.
+    pub(super) async fn manifest(
+        &self,
+        found: &Found,
+        wait: Duration,
+    ) -> Result<Vec<u8>, PullError> {
         let (store, hash) = (self.store.clone(), found.manifest);
         let here =
             move || if store.has(hash)? { store.manifest_bytes(hash).map(Some) } else { Ok(None) };
         if let Some(bytes) = blocking(here).await? {
             return Ok(bytes);
         }
-        let net = self.net()?;
-        for node in self.holders(found) {
-            match timeout(MANIFEST_PATIENCE, ask_manifest(&net, node, found)).await {
-                Ok(Some(bytes)) => return Ok(bytes),
-                _ => tracing::debug!(node = %node.short(), "no manifest from this peer"),
+        let (net, begun) = (self.net()?, clock::steady());
+        loop {
+            // Some may have come since, and others may have gone.
+            let now = self.find(found.version).await;
+            for node in self.holders(now.as_ref().unwrap_or(found)) {
+                match timeout(MANIFEST_PATIENCE, ask_manifest(&net, node, found)).await {
+                    Ok(Some(bytes)) => return Ok(bytes),
+                    _ => tracing::debug!(node = %node.short(), "no manifest from this peer"),
+                }
             }
+            let left = wait.saturating_sub(begun.elapsed());
+            if left.is_zero() {
+                return Err(PullError::Nobody { missing: 0 });
+            }
+            sleep(left.min(ASK_AGAIN)).await;
         }
-        Err(PullError::Nobody { missing: 0 })
     }
 }
 
@@ -234,6 +202,8 @@ struct Run<'a> {
     sharing: &'a Sharing,
     swarm: Swarm,
     links: BTreeMap<NodeId, Link>,
+    /// How many links there were.
+    linked: u64,
     shared: Shared,
     events: mpsc::Receiver<Event>,
     /// Ends every link when the pull does.
@@ -255,14 +225,14 @@ impl<'a> Run<'a> {
         found: &'a Found,
         fetch: &Arc<Fetch>,
         sharing: &'a Sharing,
-        have: Bitmap,
         progress: &'a watch::Sender<Progress>,
-        how: How,
+        pace: &Arc<Pace>,
+        wait: Duration,
     ) -> Result<Self, PullError> {
         let lengths: Arc<[u32]> =
             sharing.loaded.manifest().chunks().map(|chunk| chunk.bytes).collect();
         let (sender, events) = mpsc::channel(MAX_EVENTS);
-        let (me, version) = (data.whoami.node, found.version);
+        let (me, version, have) = (data.whoami.node, found.version, sharing.have());
         let swarm =
             Swarm::new(me, version, &lengths, have, fastrand::u64(..), swarm::Settings::default());
         let now = clock::steady();
@@ -273,7 +243,8 @@ impl<'a> Run<'a> {
             fetch: fetch.clone(),
             events: sender,
             writes: Arc::new(Semaphore::new(MAX_WRITES)),
-            pace: how.limit.map(|rate| Arc::new(Pace::new(rate))),
+            bodies: Arc::default(),
+            pace: pace.clone(),
         };
         Ok(Self {
             data,
@@ -281,6 +252,7 @@ impl<'a> Run<'a> {
             sharing,
             swarm,
             links: BTreeMap::new(),
+            linked: 0,
             shared,
             events,
             tasks: JoinSet::new(),
@@ -290,7 +262,7 @@ impl<'a> Run<'a> {
             progress,
             begun: now,
             hopeful: now,
-            wait: how.wait,
+            wait,
         })
     }
 
@@ -341,8 +313,9 @@ impl<'a> Run<'a> {
         }
         for node in link {
             let (sender, asks) = mpsc::channel(MAX_ASKS);
-            self.links.insert(node, Link { asks: sender });
-            self.tasks.spawn(link_to(self.shared.clone(), node, asks));
+            self.linked += 1;
+            self.links.insert(node, Link { number: self.linked, asks: sender });
+            self.tasks.spawn(link_to(self.shared.clone(), node, self.linked, asks));
         }
         for (node, number) in cancels {
             self.say(node, Ask::Cancel(number));
@@ -391,11 +364,13 @@ impl<'a> Run<'a> {
             }
             Event::Nothing(node) => self.swarm.on_nothing(node),
             Event::Others(nodes) => self.swarm.on_others(&nodes),
-            Event::Gone(node) => {
-                if self.links.remove(&node).is_some() {
+            Event::Gone(node, number) => {
+                if self.links.get(&node).is_some_and(|link| link.number == number) {
+                    self.links.remove(&node);
                     self.swarm.on_gone(now, node);
                 }
             }
+            Event::Unsafe(error) => return Err(PullError::of(&error)),
         }
         Ok(())
     }
@@ -493,125 +468,6 @@ impl<'a> Run<'a> {
             wasted,
             peers,
         });
-    }
-}
-
-/// A link to a peer, from its first word to its last.
-async fn link_to(shared: Shared, node: NodeId, asks: mpsc::Receiver<Ask>) {
-    let why = speak(&shared, node, asks).await;
-    tracing::debug!(peer = %node.short(), why, "a link has ended");
-    // Whoever reads may have gone.
-    let _ = shared.events.send(Event::Gone(node)).await;
-}
-
-async fn speak(shared: &Shared, node: NodeId, mut asks: mpsc::Receiver<Ask>) -> &'static str {
-    let Ok(header) = encode(&Header::Swarm { version: shared.version }) else {
-        return "our header";
-    };
-    // From here on it may have much more under way.
-    let _bulk = shared.net.bulk(node);
-    let Ok(stream) = shared.net.open(node, header, Lane::Bulk).await else { return "unreachable" };
-    let (mut send, receive) = stream.split();
-    let write = async {
-        while let Some(ask) = asks.recv().await {
-            let Ok(bytes) = encode(&ask) else { return "our own words" };
-            if send.send_frame(&bytes).await.is_err() {
-                return "it takes no more asks";
-            }
-        }
-        send.finish();
-        "it is not needed any more"
-    };
-    tokio::select! {
-        why = write => why,
-        why = listen(shared, node, receive) => why,
-    }
-}
-
-async fn listen(shared: &Shared, node: NodeId, mut receive: ReceiveHalf) -> &'static str {
-    let count = shared.lengths.len();
-    loop {
-        let frame = match timeout(SILENT, receive.recv_frame(MAX_GIVE_BYTES)).await {
-            Ok(Ok(Some(bytes))) => bytes,
-            Ok(_) => return "it has ended",
-            Err(_) => return "it is silent",
-        };
-        let Ok(give) = decode::<Give>(&frame) else { return "it speaks nonsense" };
-        let event = match give {
-            Give::Map(bytes) => match Bitmap::from_bytes(count, &bytes) {
-                Ok(map) => Event::Map(node, map),
-                Err(_) => return "a map of another version",
-            },
-            Give::Have(chunks) if chunks.len() <= MAX_NAMED => Event::Have(node, chunks),
-            Give::Others(nodes) if nodes.len() <= MAX_OTHERS => Event::Others(nodes),
-            Give::Have(_) | Give::Others(_) => return "too many at once",
-            Give::Refused(number) => Event::Refused(node, number),
-            Give::Nothing => Event::Nothing(node),
-            Give::Chunk { number, bytes } => {
-                let length = shared.lengths.get(number as usize).copied();
-                if length != Some(bytes) {
-                    return "a chunk of another length";
-                }
-                if let Some(pace) = &shared.pace {
-                    pace.take(u64::from(bytes)).await;
-                }
-                let began = || Event::Began(node, number);
-                if shared.events.send(began()).await.is_err() {
-                    return "the pull has ended";
-                }
-                let mut body = vec![0; bytes as usize];
-                let (mut filled, mut told) = (0, clock::steady());
-                while filled < body.len() {
-                    match timeout(SILENT, receive.read(&mut body[filled..])).await {
-                        Ok(Ok(read)) if read > 0 => filled += read,
-                        _ => return "it ended inside a chunk",
-                    }
-                    if told.elapsed() > STILL_COMING {
-                        told = clock::steady();
-                        // Told again a moment later if nobody has room to hear it.
-                        let _ = shared.events.try_send(began());
-                    }
-                }
-                let Ok(permit) = shared.writes.clone().acquire_owned().await else {
-                    return "stopping";
-                };
-                let (fetch, events) = (shared.fetch.clone(), shared.events.clone());
-                tokio::task::spawn_blocking(move || {
-                    let result = fetch.write(number as usize, &body);
-                    drop(permit);
-                    // A pull that has ended does not look any more.
-                    let _ = events.blocking_send(Event::Written { node, number, bytes, result });
-                });
-                continue;
-            }
-        };
-        if shared.events.send(event).await.is_err() {
-            return "the pull has ended";
-        }
-    }
-}
-
-/// So many bytes a second, and a second's worth at once.
-struct Pace {
-    rate: u64,
-    /// When all that was taken so far is paid for.
-    paid: std::sync::Mutex<std::time::Instant>,
-}
-
-impl Pace {
-    fn new(rate: u64) -> Self {
-        Self { rate, paid: std::sync::Mutex::new(clock::steady()) }
-    }
-
-    async fn take(&self, bytes: u64) {
-        let now = clock::steady();
-        let ahead = {
-            let mut paid = super::lock(&self.paid);
-            *paid =
-                (*paid).max(now) + Duration::from_secs_f64(bytes as f64 / self.rate.max(1) as f64);
-            paid.saturating_duration_since(now)
-        };
-        sleep(ahead.saturating_sub(Duration::from_secs(1))).await;
     }
 }
 

@@ -125,7 +125,7 @@ impl Data {
         let imported = self.import(&wish, progress, cancel).await?;
         let (known, unchanged) = self.publish(&wish, &imported).await?;
         if let Some(found) = self.find(known.id).await {
-            // In place of what `keep` would do a moment later.
+            // In place of what `tidy` would do a moment later.
             keep::pin(self, &found).await;
         }
         let shortfall =
@@ -164,6 +164,7 @@ impl Data {
     /// Makes it a version, unless the last one is the same.
     async fn publish(&self, wish: &Wish, imported: &Imported) -> Result<(Known, bool), PushError> {
         let party = self.own_party().ok_or(PushError::NotNow)?;
+        // Also those without a node: they may come, or come back, and would find it open.
         let parties = self.shown.roster.borrow().parties.len();
         let visibility = wish.visibility.clone().unwrap_or(match parties {
             1 => Visibility::Open,
@@ -247,7 +248,15 @@ impl Data {
         let enough = wanted / 2 + 1;
         let begun = Instant::now();
         loop {
-            let now = self.known(known.id).await?;
+            let id = known.id;
+            let Some(now) = self.known(id).await else {
+                // It was removed meanwhile, or this node is too busy to say.
+                if self.look(move |state| state.version(id).is_none()).await == Some(true) {
+                    return Some("it was removed meanwhile".to_owned());
+                }
+                sleep(LOOK).await;
+                continue;
+            };
             let copies = now.holders.len();
             progress.send_modify(|progress| {
                 progress.waits = true;
@@ -261,7 +270,7 @@ impl Data {
             if copies + able < enough && begun.elapsed() > Duration::from_secs(2) {
                 let more = enough - copies;
                 return Some(format!(
-                    "{copies} of {wanted} copies: {more} more should stand before a node is lost, and {} can have one now",
+                    "{more} more should stand before a node is lost, and {} can have one now",
                     match able {
                         0 => "no other node".to_owned(),
                         1 => "1 other node".to_owned(),

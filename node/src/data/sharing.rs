@@ -1,9 +1,11 @@
 //! A version while others pull it from this node: who they are, and whose turn it is.
 //!
 //! `mesh_storage::swarm::Serve` decides; this hands its decisions to the tasks that serve one puller each. A chunk
-//! is sent by one of them at a time per slot, and when it is over the next turn is given.
+//! is sent by one of them at a time per slot, and when it is over the next turn is given. Whoever serves or pulls holds
+//! a guard: however its task ends, its place and its turn are free afterwards.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use mesh_consensus::id::{Hash, NodeId, VersionId};
@@ -25,6 +27,8 @@ pub(super) struct Sharing {
     pub(super) loaded: Arc<Loaded>,
     store: Store,
     begun: std::time::Instant,
+    /// Whether a pull brings more of it.
+    is_pulled: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -43,7 +47,8 @@ impl Sharing {
         let lengths: Vec<u32> = loaded.manifest().chunks().map(|chunk| chunk.bytes).collect();
         let serve = Serve::new(&lengths, fastrand::u64(..), settings);
         let state = Mutex::new(State { serve, have, pullers: BTreeMap::new(), streams: 0 });
-        Self { version, loaded, store, begun: clock::steady(), state }
+        let is_pulled = AtomicBool::new(false);
+        Self { version, loaded, store, begun: clock::steady(), is_pulled, state }
     }
 
     fn now(&self) -> Time {
@@ -68,7 +73,7 @@ impl Sharing {
 
     /// A puller has come on a stream, which gets a number; its turns come out of the receiver. `None` if there
     /// are too many.
-    pub(super) fn arrive(&self, node: NodeId) -> Option<(u64, mpsc::Receiver<Reply>)> {
+    fn arrive(&self, node: NodeId) -> Option<(u64, mpsc::Receiver<Reply>)> {
         let mut state = lock(&self.state);
         if !state.serve.on_peer(node, Bitmap::new(self.chunks())) {
             return None;
@@ -82,7 +87,7 @@ impl Sharing {
     }
 
     /// The stream of a puller has ended.
-    pub(super) fn leave(&self, node: NodeId, stream: u64) {
+    fn leave(&self, node: NodeId, stream: u64) {
         let mut state = lock(&self.state);
         if state.pullers.get(&node).is_some_and(|(current, _)| *current == stream) {
             state.pullers.remove(&node);
@@ -136,7 +141,7 @@ impl Sharing {
     }
 
     fn is_idle(&self) -> bool {
-        lock(&self.state).pullers.is_empty()
+        !self.is_pulled.load(Ordering::Relaxed) && lock(&self.state).pullers.is_empty()
     }
 
     /// The bytes of a chunk, verified; `None` if they are not here any more.
@@ -188,28 +193,67 @@ impl Data {
         Some(lock(&self.sharings).entry(version).or_insert(sharing).clone())
     }
 
+    /// A puller of a version has come. `None` if there are too many.
+    pub(super) fn welcome(
+        &self,
+        sharing: &Arc<Sharing>,
+        node: NodeId,
+    ) -> Option<(Place, mpsc::Receiver<Reply>)> {
+        let (stream, turns) = sharing.arrive(node)?;
+        let (data, sharing) = (self.clone(), sharing.clone());
+        Some((Place { data, sharing, node, stream }, turns))
+    }
+
     /// Lets others have what a pull brings, while it does.
     pub(super) fn share_partly(
         &self,
         version: VersionId,
         loaded: Arc<Loaded>,
         have: Bitmap,
-    ) -> Arc<Sharing> {
+    ) -> Partly {
         let sharing = Arc::new(Sharing::new(version, self.store.clone(), loaded, have));
+        sharing.is_pulled.store(true, Ordering::Relaxed);
         lock(&self.sharings).insert(version, sharing.clone());
-        sharing
+        Partly { data: self.clone(), sharing }
     }
 
-    /// Ends the sharing of what a pull did not bring to its end.
-    pub(super) fn end_sharing(&self, version: VersionId) {
-        lock(&self.sharings).remove(&version);
-    }
-
-    /// Forgets a sharing that nobody uses.
-    pub(super) fn forget_sharing(&self, version: VersionId) {
+    /// Takes a sharing out of the table if it is the one that is there, and `when` says so.
+    fn forget_sharing(&self, sharing: &Arc<Sharing>, when: impl FnOnce() -> bool) {
         let mut sharings = lock(&self.sharings);
-        if sharings.get(&version).is_some_and(|sharing| sharing.is_idle()) {
-            sharings.remove(&version);
+        let is_there =
+            sharings.get(&sharing.version).is_some_and(|held| Arc::ptr_eq(held, sharing));
+        if is_there && when() {
+            sharings.remove(&sharing.version);
         }
+    }
+}
+
+/// The place of one puller on one stream.
+pub(super) struct Place {
+    data: Data,
+    sharing: Arc<Sharing>,
+    node: NodeId,
+    stream: u64,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.sharing.leave(self.node, self.stream);
+        self.data.forget_sharing(&self.sharing, || self.sharing.is_idle());
+    }
+}
+
+/// What a pull has brought so far, for others, while it runs.
+pub(super) struct Partly {
+    data: Data,
+    pub(super) sharing: Arc<Sharing>,
+}
+
+impl Drop for Partly {
+    fn drop(&mut self) {
+        self.sharing.is_pulled.store(false, Ordering::Relaxed);
+        // What was not brought to its end cannot be read any more.
+        let is_partial = !self.sharing.have().is_full();
+        self.data.forget_sharing(&self.sharing, || is_partial || self.sharing.is_idle());
     }
 }

@@ -13,7 +13,7 @@ use std::time::Duration;
 use mesh_consensus::id::{Hash, VersionId};
 use tokio::time::sleep;
 
-use super::keep::HELD;
+use super::keep::{self, HELD};
 use super::pull::How;
 use super::{Data, blocking};
 use crate::clock;
@@ -29,13 +29,15 @@ const SCRUB_BYTES: u64 = 64 << 20;
 const HIGH: u64 = 80;
 /// … until this is reached.
 const LOW: u64 = 60;
+/// How long somebody is waited for who has what was lost here: others wait for the same hands.
+const HOPE: Duration = Duration::from_secs(5);
 /// However long nothing seems wrong, what is counted on is looked for again after so many rounds.
 const LOOK_AGAIN: u32 = 10;
 
 /// Runs for as long as the node does.
 pub(crate) async fn run(handle: Handle) {
     let data = handle.data.clone();
-    let mut unspoken = BTreeSet::new();
+    let mut loose = Loose::default();
     let mut losses = None;
     for round in 0u32.. {
         let now = data.store.losses();
@@ -55,10 +57,19 @@ pub(crate) async fn run(handle: Handle) {
         }
         // What the mesh has agreed on must be known here before anything is deleted for not being in it.
         if handle.barrier().await.is_ok() {
-            unspoken = data.forget(&unspoken).await;
+            loose = data.forget(&loose).await;
         }
         data.make_room().await;
     }
+}
+
+/// What the state did not speak of when it was last asked. It may be about to: only what is loose twice is let go.
+#[derive(Clone, Default)]
+struct Loose {
+    /// Pinned for a copy that this node is not counted on for.
+    pinned: BTreeSet<Hash>,
+    /// Of no version at all.
+    unspoken: BTreeSet<Hash>,
 }
 
 /// Tests of real processes cannot wait for minutes.
@@ -78,46 +89,57 @@ impl Data {
         for version in held {
             let Some(found) = self.find(version).await else { continue };
             if self.is_here(&found).await {
+                // It may have been killed in between, or have lost its index.
+                keep::pin(self, &found).await;
                 continue;
             }
             tracing::warn!(%version, "a copy that is counted on is not whole");
-            if self.bring(&found, How::default(), |_| {}).await.is_ok() {
-                continue;
+            let how = How { wait: HOPE, ..How::default() };
+            if self.bring(&found, how, |_| {}).await.is_err() {
+                self.say_lost(version).await;
             }
-            let act = Act::Hold(Hold { id: version, claim: Claim::Lost });
-            if let Err(error) = self.writer.write(vec![Ask { act, signed: false }]).await {
-                tracing::debug!(%version, %error, "it could not be said that a copy is lost");
-            }
+        }
+    }
+
+    /// Says that the copy that this node is counted on for is lost, if it is.
+    pub(crate) async fn say_lost(&self, version: VersionId) {
+        let me = self.whoami.node;
+        let held = self.look(move |state| state.held_by(me).any(|(id, _)| id == version)).await;
+        if held != Some(true) {
+            return;
+        }
+        let act = Act::Hold(Hold { id: version, claim: Claim::Lost });
+        if let Err(error) = self.writer.write(vec![Ask { act, signed: false }]).await {
+            tracing::debug!(%version, %error, "it could not be said that a copy is lost");
         }
     }
 
     /// Lets go of what the state does not speak of any more, and did not when this was last asked. Gives what it does
     /// not speak of now.
-    async fn forget(&self, before: &BTreeSet<Hash>) -> BTreeSet<Hash> {
-        let (Some(known), Some(private)) = (self.catalogue().await, self.private().await) else {
-            return BTreeSet::new();
+    async fn forget(&self, before: &Loose) -> Loose {
+        // Some of what is here may belong to records that cannot be read.
+        let (Some(counted_on), Some(known)) = (self.counted_on().await, self.catalogue().await)
+        else {
+            return Loose::default();
         };
-        if self.sealing_secret().await.is_none() || private.unopened() > 0 {
-            // Some of what is here may belong to records that cannot be read.
-            return BTreeSet::new();
-        }
         let spoken_of: BTreeSet<Hash> = known.iter().filter_map(|one| one.manifest).collect();
-        let counted_on = known.iter().filter(|one| one.holders.contains(&self.whoami.node));
-        let counted_on: BTreeSet<Hash> = counted_on.filter_map(|one| one.manifest).collect();
         let (store, before) = (self.store.clone(), before.clone());
         let done = blocking(move || {
-            let mut unspoken = BTreeSet::new();
+            let mut loose = Loose::default();
             for held in store.list()? {
                 let hash = held.hash;
                 if held.pins.iter().any(|pin| pin == HELD) && !counted_on.contains(&hash) {
-                    store.unpin(hash, HELD)?;
+                    loose.pinned.insert(hash);
+                    if before.pinned.contains(&hash) {
+                        store.unpin(hash, HELD)?;
+                    }
                 }
                 let others = held.pins.iter().any(|pin| pin != HELD);
                 if spoken_of.contains(&hash) || others || held.leases > 0 {
                     continue;
                 }
-                unspoken.insert(hash);
-                if before.contains(&hash) {
+                loose.unspoken.insert(hash);
+                if before.unspoken.contains(&hash) {
                     match store.remove(hash) {
                         Ok(bytes) => {
                             tracing::info!(manifest = %hash, bytes, "what is no longer in the mesh was deleted")
@@ -127,12 +149,22 @@ impl Data {
                     }
                 }
             }
-            Ok(unspoken)
+            Ok(loose)
         });
         done.await.unwrap_or_else(|error| {
             tracing::warn!(%error, "the store could not be tidied");
-            BTreeSet::new()
+            Loose::default()
         })
+    }
+
+    /// The manifests of which this node is counted on for a copy; `None` if it cannot tell.
+    async fn counted_on(&self) -> Option<BTreeSet<Hash>> {
+        let (known, private) = (self.catalogue().await?, self.private().await?);
+        if self.sealing_secret().await.is_none() || private.unopened() > 0 {
+            return None;
+        }
+        let held = known.iter().filter(|one| one.holders.contains(&self.whoami.node));
+        Some(held.filter_map(|one| one.manifest).collect())
     }
 
     /// Evicts, if the disk is too full.
@@ -143,9 +175,10 @@ impl Data {
             return;
         }
         let wanted = used.saturating_sub(total / 100 * LOW);
+        // What is counted on is pinned, but pins can be lost.
+        let Some(counted_on) = self.counted_on().await else { return };
         let store = self.store.clone();
-        // What is counted on is pinned.
-        match blocking(move || store.evict(wanted, |_| true)).await {
+        match blocking(move || store.evict(wanted, |hash| !counted_on.contains(&hash))).await {
             Ok(evicted) if evicted.bytes > 0 => {
                 let (bytes, versions) = (evicted.bytes, evicted.manifests.len());
                 tracing::info!(

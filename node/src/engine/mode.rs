@@ -58,8 +58,9 @@ impl Outbox for Nowhere {
 
 impl Mode {
     /// Opens the log, and sees whether it gives this node a seat. With it comes the last checkpoint
-    /// in the log, if there is one.
-    pub(super) fn open(parts: &Parts) -> Result<(Self, Option<Snapshot>), EngineError> {
+    /// in the log, if there is one. What was applied up to `known` before counts as committed: nobody who asks us twice
+    /// may see the state go back.
+    pub(super) fn open(parts: &Parts, known: u64) -> Result<(Self, Option<Snapshot>), EngineError> {
         let log = open_log(parts)?;
         if log.identity() != parts.identity {
             let (log, member) = (Box::new(log.identity()), Box::new(parts.identity));
@@ -71,6 +72,7 @@ impl Mode {
             return Ok((Self::watching(log, replica), None));
         }
         let mut driver = open_driver(parts, log)?;
+        driver.know_committed(known);
         // What the log knows to be committed is applied here. Nobody waits for any of it yet.
         let turn = driver.turn(clock::now(), [], &mut Nowhere)?;
         Ok((Self::settle(driver), turn.checkpoint))
@@ -198,7 +200,7 @@ impl Mode {
     /// Opens a failed log again.
     pub(super) fn mend(self, parts: &Parts) -> Result<Self, EngineError> {
         let Mode::Broken { replica, until, tries } = self else { return Ok(self) };
-        match Self::open(parts) {
+        match Self::open(parts, replica.index()) {
             // The checkpoint that we hold is younger than any in the log, or as old.
             Ok((mut mode, _)) => {
                 tracing::info!("the log is open again");
@@ -273,4 +275,64 @@ fn open_driver(parts: &Parts, log: RedbLog) -> Result<Driver<RedbLog, State>, En
         ..Settings::new(u64::from_le_bytes(crate::random()))
     };
     Ok(Driver::open(log, State::blank(LEVEL), settings)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use mesh_consensus::log::Payload;
+
+    use super::*;
+    use crate::engine::tests::founded;
+
+    fn watching(mode: &mut Mode) -> &mut Watching {
+        let Mode::Watching(watching) = mode else { panic!("it does not watch") };
+        watching
+    }
+
+    /// One more entry is confirmed; its index.
+    fn hear(mode: &mut Mode) -> u64 {
+        let replica = &mut watching(mode).replica;
+        let (term, index) = (replica.term().max(1), replica.index() + 1);
+        replica.apply(&Entry { term, index, payload: Payload::Empty }).unwrap();
+        index
+    }
+
+    /// Where a start would begin.
+    fn on_disk(mode: &mut Mode) -> u64 {
+        watching(mode).log.snapshot().unwrap().unwrap().index
+    }
+
+    fn a_while_passes(mode: &mut Mode) {
+        watching(mode).kept_at -= PERSIST_EVERY;
+    }
+
+    #[test]
+    fn a_watcher_spares_its_disk_for_a_while_after_each_write() {
+        let (_temp, mut engine, _orders, _shown) = founded();
+        engine.give_up_seat();
+        let mode = &mut engine.mode;
+        let start = on_disk(mode);
+        // However much comes, and however often it is asked whether it is time.
+        for _ in 0..10 {
+            hear(mode);
+            mode.persist(false).unwrap();
+        }
+        assert_eq!(on_disk(mode), start);
+        a_while_passes(mode);
+        let last = hear(mode);
+        mode.persist(false).unwrap();
+        assert_eq!(on_disk(mode), last);
+        hear(mode);
+        mode.persist(false).unwrap();
+        assert_eq!(on_disk(mode), last, "it has just written");
+
+        // A clean end keeps everything. Without news nothing is written, however long it was.
+        let last = hear(mode);
+        mode.persist(true).unwrap();
+        assert_eq!(on_disk(mode), last);
+        a_while_passes(mode);
+        let kept_at = watching(mode).kept_at;
+        mode.persist(false).unwrap();
+        assert_eq!(watching(mode).kept_at, kept_at, "there was nothing to write");
+    }
 }

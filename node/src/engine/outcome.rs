@@ -52,7 +52,32 @@ impl Engine {
             }
         }
         self.bookmark();
+        self.look_for_forgotten_words()?;
         self.look_for_fork()
+    }
+
+    /// Stops this node if it leads, and somebody shows that this node has vouched for a member of whom its state knows
+    /// nothing: it signs that only after it has applied the admission. So its directory is an older copy that somebody
+    /// has put back, and the mesh has gone on without what this node would decide from here.
+    ///
+    /// (One that follows is told by its leader: see [`note_lost_data`](Self::note_lost_data).)
+    pub(super) fn look_for_forgotten_words(&self) -> Result<(), EngineError> {
+        let Mode::Seated(driver) = &self.mode else { return Ok(()) };
+        let (status, replica) = (driver.status(), driver.replica());
+        // From when all of its log is applied, its state is all that it has.
+        if status.role != Role::Leader || replica.index() < status.last_index {
+            return Ok(());
+        }
+        let (state, me) = (replica.machine(), self.parts.key.id());
+        let vouched = self.shown.vouched.lock().unwrap_or_else(|held| held.into_inner());
+        let forgotten = vouched.iter().any(|(node, by)| {
+            // The last is a member; it has vouched for the one before.
+            let subject = by.iter().rev().nth(1).unwrap_or(node);
+            let is_known =
+                state.members().contains_key(subject) || state.removed().contains(subject);
+            by.last() == Some(&me) && !is_known
+        });
+        if forgotten { Err(EngineError::LostData) } else { Ok(()) }
     }
 
     /// Stops this node, loudly, if a majority of the voters has signed what contradicts it: then it, or they,

@@ -124,6 +124,11 @@ impl Roster {
         self.members.get(&node).is_some_and(|place| !place.leaving)
     }
 
+    /// The parties that have a say: those with a node that is a member and not leaving.
+    pub fn present_parties(&self) -> BTreeSet<PartyId> {
+        self.members.values().filter(|place| !place.leaving).map(|place| place.party).collect()
+    }
+
     /// The party of a member.
     pub fn party_of(&self, node: NodeId) -> Option<PartyId> {
         self.members.get(&node).map(|place| place.party)

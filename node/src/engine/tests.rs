@@ -6,7 +6,7 @@ use super::*;
 use crate::join::{Choices, found};
 
 /// The engine of a mesh that was just founded, and the directory that it stands on.
-fn founded() -> (tempfile::TempDir, Engine, Orders, Shown) {
+pub(crate) fn founded() -> (tempfile::TempDir, Engine, Orders, Shown) {
     let temp = tempfile::tempdir().unwrap();
     let dir = Dir::at(temp.path().join("node"));
     let listen = vec![("127.0.0.1".parse().unwrap(), Some(0))];
@@ -81,4 +81,39 @@ fn entries_that_are_applied_again_keep_their_place_in_the_history() {
         shown.post(mark(index), clock::steady());
         assert!(engine.look_for_fork().is_ok(), "entry {index}");
     }
+}
+
+#[test]
+fn a_clock_that_was_heard_of_a_while_ago_has_gone_on_since() {
+    let (_temp, engine, _orders, shown) = founded();
+    let made = clock::steady().checked_sub(Duration::from_secs(5)).unwrap();
+    shown.post(mark(&engine, engine.mode.replica().history()), made);
+    assert_eq!(shown.clock(), Some(Time(1)));
+    let by_now = shown.clock_by_now().unwrap();
+    assert!((5_001..60_000).contains(&by_now.0), "{by_now:?}");
+}
+
+#[test]
+fn a_leader_that_has_forgotten_for_whom_it_vouched_stops() {
+    let (_temp, mut engine, _orders, shown) = founded();
+    let (me, stranger, other) = (engine.parts.key.id(), NodeKey::generate(), NodeKey::generate());
+    let shows = |node: &NodeKey, by: Vec<NodeId>| {
+        *shown.vouched.lock().unwrap() = [(node.id(), by)].into();
+    };
+    shows(&stranger, vec![me]);
+    assert!(engine.look_for_forgotten_words().is_ok(), "it may still find it in its log");
+    for _ in 0..100 {
+        if engine.mode.pulse(None, clock::steady()).leader == Some(me) {
+            break;
+        }
+        let _ = engine.turn(vec![Event::Tick { passed: 1 }]);
+    }
+    assert!(matches!(engine.look_for_forgotten_words(), Err(EngineError::LostData)));
+    // Also if somebody stands in between; but only this node's own word proves anything.
+    shows(&stranger, vec![other.id(), me]);
+    assert!(matches!(engine.look_for_forgotten_words(), Err(EngineError::LostData)));
+    shows(&stranger, vec![other.id()]);
+    assert!(engine.look_for_forgotten_words().is_ok());
+    shows(&stranger, vec![me, me]);
+    assert!(engine.look_for_forgotten_words().is_ok(), "it is a member itself");
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use ed25519_dalek::SigningKey;
@@ -13,7 +14,9 @@ use mesh_consensus::id::{Epoch, MeshId, NodeId, PartyId, TicketId};
 use mesh_consensus::log::Identity;
 use mesh_transport::codec::{decode, encode};
 use mesh_transport::identity::NodeKey;
-use mesh_transport::net::{Net, Service, Stream, Tuning, Welcome as Judged};
+use mesh_transport::net::{
+    JoinError as Unanswered, Net, Service, Stream, Tuning, Welcome as Judged,
+};
 use mesh_transport::ticket::{Kind, Ticket};
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, timeout};
@@ -115,13 +118,19 @@ pub async fn join(
         let (path, holds) = (dir.path().to_path_buf(), membership.identity.mesh);
         return Err(JoinError::OtherMesh { path, holds, ticket: ticket.mesh });
     }
-    let _lock = dir.claim()?;
-    let joined = try_join(dir, ticket, choices, tell).await;
-    // Nothing was here before, so nothing is lost. But a party that may yet be founded keeps its secret.
-    let may_go_on = dir.file(PENDING).exists()
-        && !matches!(joined, Err(JoinError::Refused { .. } | JoinError::PartyName(_)));
-    if joined.is_err() && !may_go_on {
-        let _ = dir.clear();
+    let claim = dir.claim()?;
+    // Of a join that was interrupted, or of which nobody knows what came of it.
+    let has_key = dir.file("node.key").exists();
+    let heard = AtomicBool::new(false);
+    let joined = try_join(dir, ticket, choices, &heard, tell).await;
+    if let Err(error) = &joined {
+        let refused = matches!(error, JoinError::Refused { .. } | JoinError::PartyName(_));
+        // The mesh may have admitted this key, or may yet found this party: the same command then goes on.
+        let may_go_on = has_key || heard.load(Ordering::Relaxed);
+        if refused || !may_go_on {
+            let _ = dir.clear();
+            dir.unmake(&claim.made);
+        }
     }
     joined
 }
@@ -161,6 +170,7 @@ async fn try_join(
     dir: &Dir,
     ticket: &Ticket,
     choices: &Choices,
+    heard: &AtomicBool,
     tell: impl Fn(&str),
 ) -> Result<Joined, JoinError> {
     let wanted = keep_config(dir, choices)?;
@@ -173,7 +183,7 @@ async fn try_join(
             let key = dir.node_key()?;
             let secret = dir.party_secret()?.ok_or(JoinError::NoMembership)?;
             let first = SigningKey::from_bytes(&pending.first);
-            let door = Door::open(&key, ticket)?;
+            let door = Door::open(&key, ticket, heard)?;
             door.found(dir, ticket.mesh, &seed, &secret, pending, &tell).await?;
             let entered =
                 door.enter(&key, ticket.mesh, &first, secret.id(), choices, wanted, &tell).await;
@@ -183,7 +193,7 @@ async fn try_join(
         }
         Kind::Member | Kind::Worker => {
             let key = own_key(dir)?;
-            let door = Door::open(&key, ticket)?;
+            let door = Door::open(&key, ticket, heard)?;
             let entered =
                 door.enter(&key, ticket.mesh, &seed, ticket.party, choices, wanted, &tell).await;
             door.net.shutdown().await;
@@ -255,7 +265,7 @@ pub async fn rejoin(dir: &Dir, tell: impl Fn(&str)) -> Result<(), JoinError> {
         .flat_map(|peer| peer.data.iter().map(|address| (peer.node, *address)))
         .collect();
     let mesh = membership.identity.mesh;
-    let door = Door { net: bind(&key)?, meet };
+    let door = Door { net: bind(&key)?, meet, heard: &AtomicBool::new(false) };
     let seated = door.sit_down(dir, &key, mesh, &tell).await;
     door.net.shutdown().await;
     let welcome = seated?;
@@ -282,9 +292,11 @@ fn middle(mut tops: Vec<u64>) -> Option<u64> {
 }
 
 /// The way in: keys to expect, and where.
-struct Door {
+struct Door<'a> {
     net: Net,
     meet: Vec<(NodeId, SocketAddr)>,
+    /// Whether somebody may have heard us: then the mesh may have done what was asked, whatever came back.
+    heard: &'a AtomicBool,
 }
 
 fn bind(key: &NodeKey) -> Result<Net, JoinError> {
@@ -296,12 +308,12 @@ fn bind(key: &NodeKey) -> Result<Net, JoinError> {
         .map_err(|error| JoinError::Socket(Box::new(error)))
 }
 
-impl Door {
-    fn open(key: &NodeKey, ticket: &Ticket) -> Result<Self, JoinError> {
+impl<'a> Door<'a> {
+    fn open(key: &NodeKey, ticket: &Ticket, heard: &'a AtomicBool) -> Result<Self, JoinError> {
         let meet = (ticket.meet.iter())
             .flat_map(|meet| meet.addresses.iter().map(|address| (meet.node, *address)))
             .collect();
-        Ok(Self { net: bind(key)?, meet })
+        Ok(Self { net: bind(key)?, meet, heard })
     }
 
     /// Asks until a member knows the answer. The next address is asked once the one before has failed, or has
@@ -327,6 +339,9 @@ impl Door {
                     Ok(None) => break,
                     Err(_) => continue,
                 };
+                if !matches!(answer, Err(Unanswered::Unreachable { .. })) {
+                    self.heard.store(true, Ordering::Relaxed);
+                }
                 let how = match answer.map(|answer| decode::<JoinReply>(&answer)) {
                     Ok(Ok(JoinReply::NoLeader)) => {
                         no_leader = true;
@@ -372,7 +387,7 @@ impl Door {
             let batch = Batch::sign(key.signing(), mesh, epoch, number, &[command])
                 .map_err(|_| JoinError::Lie("its numbers make no sense"))?;
             let request = JoinRequest::Rejoin { batch: batch.as_bytes().to_vec() };
-            let door = Self { net: self.net.clone(), meet };
+            let door = Self { net: self.net.clone(), meet, heard: self.heard };
             match door.ask(&request, tell).await {
                 Ok(JoinReply::Welcome(welcome)) if welcome.epoch == epoch => {
                     // Only now: a number that nobody took, because somebody lied about it, leaves no trace here.
@@ -519,7 +534,53 @@ fn unexpected(reply: JoinReply) -> JoinError {
 
 #[cfg(test)]
 mod tests {
+    use mesh_transport::ticket::Meet;
+
     use super::*;
+
+    fn ticket(kind: Kind, meet: Vec<Meet>) -> Ticket {
+        let (mesh, party) = (MeshId([1; 32]), PartyId([2; 32]));
+        let expires = clock::now().after(Duration::from_secs(3600));
+        Ticket { mesh, party, kind, expires, uses: 1, seed: [3; 32], meet }
+    }
+
+    fn choices() -> Choices {
+        let listen = vec![("127.0.0.1".parse().unwrap(), Some(0))];
+        Choices { name: Some("late".parse().unwrap()), listen, ..Choices::default() }
+    }
+
+    #[tokio::test]
+    async fn a_join_that_nobody_heard_leaves_nothing_behind() {
+        let temp = tempfile::tempdir().unwrap();
+        for kind in [Kind::Member, Kind::Worker, Kind::NewParty] {
+            let dir = Dir::at(temp.path().join("above/node"));
+            let lost = join(&dir, &ticket(kind, Vec::new()), &choices(), |_| {}).await;
+            assert!(matches!(lost, Err(JoinError::Unreachable(_))), "{lost:?}");
+            assert!(!temp.path().join("above").exists(), "{kind:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_join_that_somebody_may_have_heard_keeps_its_key_and_goes_on_with_it() {
+        // It hears what it is asked, and its answer cannot be read.
+        let key = NodeKey::generate();
+        let here: [SocketAddr; 1] = ["127.0.0.1:0".parse().unwrap()];
+        let member = Net::bind(&key, &here, Tuning::default(), Arc::new(Nobody)).unwrap();
+        let meet = vec![Meet { node: key.id(), addresses: member.addresses() }];
+        let temp = tempfile::tempdir().unwrap();
+        for (kind, name) in [(Kind::Member, "one"), (Kind::NewParty, "two")] {
+            let dir = Dir::at(temp.path().join(name));
+            let mut keys = Vec::new();
+            // Whether it is heard again or nobody is there any more.
+            for meet in [meet.clone(), meet.clone(), Vec::new()] {
+                let lost = join(&dir, &ticket(kind, meet), &choices(), |_| {}).await;
+                assert!(matches!(lost, Err(JoinError::Unreachable(_))), "{lost:?}");
+                keys.push(dir.node_key().unwrap().id());
+            }
+            assert!(keys.iter().all(|one| *one == keys[0]), "{keys:?}");
+        }
+        member.shutdown().await;
+    }
 
     #[test]
     fn one_liar_moves_the_number_no_further_than_the_honest_ones_are_apart() {

@@ -128,7 +128,8 @@ impl Sponsor {
     async fn found(&self, act: Found) -> JoinReply {
         let signing = act.signing;
         let written = self.write(Act::Found(act)).await;
-        // Whoever asks again has lost our answer: its invite may be used up by its own request.
+        // Whoever asks again has lost our answer: its invite may be used up by its own request, and whoever
+        // invited it may have gone since.
         let asked = match &written {
             Ok(_) => true,
             Err(WriteError::Refused { refusal, .. }) => matches!(
@@ -137,6 +138,7 @@ impl Sponsor {
                     | Refusal::PartyTaken
                     | Refusal::TicketUsedUp
                     | Refusal::TicketExpired
+                    | Refusal::PartyAbsent
             ),
             Err(_) => false,
         };
@@ -265,7 +267,11 @@ fn told(error: WriteError) -> JoinReply {
         WriteError::Refused { refusal, .. } => {
             JoinReply::Refused { code: Some(refusal.code()), why: refusal.to_string() }
         }
-        WriteError::NoAnswer(_) | WriteError::Busy | WriteError::Stopping => JoinReply::NoLeader,
+        // The newcomer asks the next.
+        WriteError::NoAnswer(_)
+        | WriteError::Busy
+        | WriteError::Stopping
+        | WriteError::Removed { .. } => JoinReply::NoLeader,
         other => refused(&other.to_string()),
     }
 }

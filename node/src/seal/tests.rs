@@ -198,6 +198,20 @@ fn of_two_that_claim_one_number_or_tag_the_earlier_counts() {
 }
 
 #[test]
+fn a_tag_that_was_taken_away_leaves_its_record_for_the_next() {
+    let view = view(&[
+        (1, version("xray", 1)),
+        (2, tag("xray", "old", NOTHING)),
+        (3, tag("xray", "clean", 1)),
+        (4, tag("xray", "old", NOTHING)),
+    ]);
+    assert_eq!(view.free(), [id(2), id(4)]);
+    assert_eq!(view.resolve(&name("xray"), &Pick::Tag(name("old"))), None);
+    assert_eq!(view.names()[&name("xray")].tags.len(), 1);
+    assert_eq!(view.clashes(), 0);
+}
+
+#[test]
 fn the_number_of_a_dropped_version_is_remembered() {
     let mut records = vec![(1, version("xray", 1)), (2, version("xray", 2))];
     // While a later one is there, nothing needs to be said.

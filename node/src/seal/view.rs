@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use mesh_consensus::id::{PartyId, VersionId};
 
-use super::{PrivateVersion, Record, Spot, cipher, open_with};
+use super::{NOTHING, PrivateVersion, Record, Spot, cipher, open_with};
 use crate::party::SealingSecret;
 use crate::state::State;
 use crate::state::data::Pick;
@@ -20,6 +20,7 @@ pub struct PrivateView {
     revision: u64,
     names: BTreeMap<Name, PrivateName>,
     versions: BTreeMap<VersionId, PrivateVersion>,
+    free: Vec<VersionId>,
     unopened: usize,
     clashes: usize,
 }
@@ -83,6 +84,10 @@ impl PrivateView {
                 self.versions.insert(id, version);
                 taken
             }
+            Record::Tag { number: NOTHING, .. } => {
+                self.free.push(id);
+                false
+            }
             Record::Tag { name, tag, number } => {
                 let tags = &mut self.names.entry(name).or_default().tags;
                 let taken = tags.contains_key(&tag);
@@ -115,6 +120,11 @@ impl PrivateView {
     /// The private versions, listed ones included.
     pub fn versions(&self) -> &BTreeMap<VersionId, PrivateVersion> {
         &self.versions
+    }
+
+    /// Records of tags that were taken away: the next tag takes one of them.
+    pub fn free(&self) -> &[VersionId] {
+        &self.free
     }
 
     /// How many records did not open. Any is a sign of damage, of a later version of mesh, or of a

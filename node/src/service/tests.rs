@@ -61,11 +61,12 @@ fn peers() -> (tempfile::TempDir, Peers, watch::Sender<Pulse>) {
     };
     let hub = Arc::new(Hub::new(identity.mesh, identity.node, shown.clone()));
     let secret = Arc::new(RwLock::new(None));
+    let writer = Writer { sender: mpsc::channel(1).0, removed: watch::channel(false).1 };
     let sponsor = Arc::new(Sponsor {
         whoami,
         key: NodeKey::generate(),
         chain: Vec::new(),
-        writer: Writer { sender: mpsc::channel(1).0 },
+        writer: writer.clone(),
         orders: orders.clone(),
         hub: hub.clone(),
         secret: secret.clone(),
@@ -77,7 +78,7 @@ fn peers() -> (tempfile::TempDir, Peers, watch::Sender<Pulse>) {
         store: mesh_storage::store::Store::open(dir.path()).unwrap(),
         shown: shown.clone(),
         orders: orders.clone(),
-        writer: Writer { sender: mpsc::channel(1).0 },
+        writer,
         hub: hub.clone(),
         sealing: sealing.clone(),
     });

@@ -12,7 +12,7 @@
 //! The proof says that the invite is meant for this party; the consent, that nobody registers a key
 //! that is somebody else's. [`Found`] then opens the request to take that party in, with the
 //! inviting party's yes: it signed the invite. Whatever majority a further party needs, it still
-//! needs.
+//! needs. While the inviting party is absent, its invites open nothing.
 //!
 //! A party without a node has nobody to carry its words to the mesh, so it could make no ticket for
 //! its first. It therefore names that ticket's key beforehand; the request keeps it, and when the
@@ -120,6 +120,7 @@ impl Facts {
             return Err(Refusal::TicketUsedUp);
         }
         let (opener, expires) = (invitation.party, invitation.expires);
+        self.check_present(opener)?;
         let words = found_bytes(at.mesh, name, *signing, sealing, *ticket);
         let act = JointAct::FoundParty { name: name.clone(), signing: *signing, sealing: *sealing };
         if self.requests.values().any(|request| request.act == act && request.expires > at.time) {
@@ -435,6 +436,31 @@ mod tests {
         let no = RequestSign { request: RequestId::at(scene.index, 0), yes: false };
         scene.signed(&node(2), &party(2), no).unwrap();
         assert_eq!(scene.act(&node(1), act), Err(Refusal::TicketUsedUp));
+    }
+
+    #[test]
+    fn an_invite_of_a_party_that_has_gone_opens_nothing() {
+        let mut scene = Scene::two_at_top();
+        scene.make_invite(1, 2, 2);
+        scene.leave(2).unwrap();
+        let act = Act::from(scene.found_with(1, 3));
+        let at = scene.at(&node(1));
+        assert_eq!(scene.state.foresee(&at, &act), Err(Refusal::PartyAbsent));
+        assert_eq!(scene.act(&node(1), act.clone()), Err(Refusal::PartyAbsent));
+        assert_eq!(uses_left(&scene, 1), 2);
+        scene.join(2, 7).unwrap();
+        assert_eq!(scene.act(&node(1), act), Ok(()));
+    }
+
+    #[test]
+    fn a_first_ticket_begins_to_count_also_if_the_last_who_was_asked_goes() {
+        let mut scene = Scene::two_at_top();
+        scene.make_invite(1, 1, 1);
+        let act = scene.found_with(1, 3);
+        scene.act(&node(1), act).unwrap();
+        scene.leave(2).unwrap();
+        assert!(scene.state.tickets().contains_key(&first(3)));
+        assert!(scene.state.facts.extras.firsts.is_empty());
     }
 
     #[test]

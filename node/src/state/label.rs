@@ -4,7 +4,9 @@
 //! drained node is given no new work; what it has, its data and its vote stay with it: draining is
 //! about work, and taking a vote away is the autopilot's business.
 //!
-//! Both are for any node of the same party to say, and go when the member goes.
+//! Both are for any node of the same party to say, and go when the member goes. A worker may, too: what
+//! it lacks is the key that binds the party towards others, and this binds nobody else. It can as well
+//! drop its party's data. About another party's nodes nobody has a say here, whatever key it has.
 
 use std::fmt;
 use std::str::FromStr;
@@ -200,6 +202,22 @@ mod tests {
         assert_eq!(scene.act(&node(1), absent), Err(Refusal::NoSuchMember));
         assert_eq!(scene.act(&node(1), drain(9, true)), Err(Refusal::NoSuchMember));
         assert!(!scene.state.is_drained(id(1)));
+    }
+
+    #[test]
+    fn a_worker_labels_and_drains_its_partys_nodes_and_no_others() {
+        let mut scene = scene();
+        scene.join_as_worker(1, 5).unwrap();
+        scene.seat_voters(&[1, 2, 3]);
+        assert_eq!(scene.act(&node(5), drain(1, true)), Ok(()));
+        assert_eq!(scene.act(&node(5), label(4, "site", Some("north"))), Ok(()));
+        assert!(scene.state.is_drained(id(1)));
+        for theirs in [2, 3] {
+            assert_eq!(scene.act(&node(5), drain(theirs, true)), Err(Refusal::WrongParty));
+            let site = label(theirs, "site", Some("north"));
+            assert_eq!(scene.act(&node(5), site.clone()), Err(Refusal::WrongParty));
+            assert_eq!(scene.signed(&node(5), &party(1), site), Err(Refusal::WrongParty));
+        }
     }
 
     #[test]

@@ -53,17 +53,17 @@ pub struct Member {
     pub leaving: bool,
     /// What it said about itself last.
     pub report: Report,
-    /// The parties in whose eyes it is down.
+    /// The parties in whose eyes it is down. All of them are present.
     pub down_by: BTreeSet<PartyId>,
 }
 
 impl Member {
-    /// Whether more than half of `parties` parties hold it to be down.
+    /// Whether more than half of the parties hold it to be down, if `parties` of them are present.
     pub fn is_down(&self, parties: usize) -> bool {
         2 * self.down_by.len() > parties
     }
 
-    /// Whether it could take a vote now and do well, in a mesh of `parties` parties.
+    /// Whether it could take a vote now and do well, if `parties` parties are present.
     pub fn is_fit_to_vote(&self, parties: usize) -> bool {
         self.may_vote()
             && self.report.fsync_p99_us.is_some_and(|p99| p99 <= MAX_FSYNC_US)
@@ -163,6 +163,7 @@ impl Facts {
         }
         self.check_removal(act.node)?;
         self.remove(act.node);
+        self.settle_others(at);
         Ok(())
     }
 
@@ -178,13 +179,17 @@ impl Facts {
         Ok(())
     }
 
-    /// Takes a member's rights away, and the member itself as soon as raft no longer counts it.
+    /// Takes a member's rights away, and the member itself as soon as raft no longer counts it. Its
+    /// party may have had no other: whoever calls this settles the requests that are open.
     pub(super) fn remove(&mut self, node: NodeId) {
-        if let Some(member) = self.members.get_mut(&node) {
-            member.leaving = true;
-        }
+        let Some(member) = self.members.get_mut(&node) else { return };
+        member.leaving = true;
+        let party = member.party;
         self.requests.retain(|_, request| request.act != JointAct::RemoveNode { node });
         self.drop_unseated();
+        if !self.is_present(party) {
+            self.forget_words(party);
+        }
     }
 
     /// Drops those who are leaving and sit in the current configuration no more.
@@ -497,6 +502,20 @@ mod tests {
             member.down_by = (0..voices).map(|n| PartyId([n; 32])).collect();
             assert_eq!(member.is_down(parties), down, "{voices} of {parties}");
         }
+    }
+
+    #[test]
+    fn a_party_without_a_node_has_no_voice_on_who_is_down() {
+        let mut scene = Scene::of_parties(4);
+        for by in [2, 3] {
+            scene.act(&node(by), Suspect { node: id(1), down: true }).unwrap();
+        }
+        assert!(!scene.state.is_down(id(1)), "two of four");
+        scene.leave(4).unwrap();
+        assert!(scene.state.is_down(id(1)), "two of three");
+        scene.leave(3).unwrap();
+        assert_eq!(scene.member(1).down_by, BTreeSet::from([party_id(2)]));
+        assert!(!scene.state.is_down(id(1)), "one of two");
     }
 
     #[test]

@@ -127,7 +127,7 @@ struct Facts {
     level: Level,
     /// `None` only in a state that waits to be restored.
     founding: Option<Founding>,
-    /// No two have one name. A party never goes.
+    /// No two have one name. A party never goes, though it may have no node.
     parties: BTreeMap<PartyId, Party>,
     /// No two have one name or one seat.
     members: BTreeMap<NodeId, Member>,
@@ -203,9 +203,14 @@ impl State {
         self.facts.founding.as_ref()
     }
 
-    /// All parties.
+    /// All parties, also those without a node.
     pub fn parties(&self) -> &BTreeMap<PartyId, Party> {
         &self.facts.parties
+    }
+
+    /// The parties that have a say: those with a node that is a member and not leaving.
+    pub fn present_parties(&self) -> BTreeSet<PartyId> {
+        self.facts.present_parties()
     }
 
     /// All members, those that are leaving too.
@@ -225,13 +230,13 @@ impl State {
 
     /// Whether `node` is a member that more than half of the parties hold to be down.
     pub fn is_down(&self, node: NodeId) -> bool {
-        let parties = self.facts.parties.len();
+        let parties = self.facts.present_parties().len();
         self.facts.members.get(&node).is_some_and(|member| member.is_down(parties))
     }
 
     /// Whether `node` is a member that could take a vote now and do well.
     pub fn is_fit_to_vote(&self, node: NodeId) -> bool {
-        let parties = self.facts.parties.len();
+        let parties = self.facts.present_parties().len();
         self.facts.members.get(&node).is_some_and(|member| member.is_fit_to_vote(parties))
     }
 
@@ -420,6 +425,7 @@ impl Facts {
     fn flaw(&self) -> Option<&'static str> {
         let members = self.members.values();
         let known = |party: &PartyId| self.parties.contains_key(party);
+        let present = self.present_parties();
         let rules = [
             (distinct(self.parties.values().map(|p| &p.name)), "two parties have one name"),
             (distinct(members.clone().map(|m| &m.name)), "two members have one name"),
@@ -439,6 +445,12 @@ impl Facts {
             (
                 self.requests.values().all(|r| known(&r.opener) && r.answers.keys().all(known)),
                 "a request has an unknown party",
+            ),
+            (
+                members.clone().flat_map(|m| &m.down_by).all(|party| present.contains(party))
+                    && (self.requests.values().flat_map(|r| r.answers.keys()))
+                        .all(|party| present.contains(party)),
+                "a party without a node has a say",
             ),
             (
                 self.names.iter().all(|(party, names)| known(party) && !names.is_empty()),

@@ -11,7 +11,12 @@
 //!
 //! So it cannot be used again in another batch, by another author, for another command of the same
 //! batch, after a recovery or in another mesh.
+//!
+//! A party is *present* while it has a node that is a member and not leaving. Only such a party has a
+//! say where parties are counted: in requests, about who is down, and in a recovery. Its tickets
+//! count also while it is absent, as they are how it comes, or comes back.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use ed25519_dalek::{Signer, SigningKey, VerifyingKey};
@@ -126,6 +131,19 @@ impl Facts {
         } else {
             Err(Refusal::BadPartySignature)
         }
+    }
+
+    /// The parties that have a say.
+    pub(super) fn present_parties(&self) -> BTreeSet<PartyId> {
+        self.members.values().filter(|member| !member.leaving).map(|member| member.party).collect()
+    }
+
+    pub(super) fn is_present(&self, party: PartyId) -> bool {
+        self.members.values().any(|member| member.party == party && !member.leaving)
+    }
+
+    pub(super) fn check_present(&self, party: PartyId) -> Result<(), Refusal> {
+        if self.is_present(party) { Ok(()) } else { Err(Refusal::PartyAbsent) }
     }
 
     /// Whether a party of this name and key could come now.

@@ -109,6 +109,9 @@ refusals! {
     59 LastCopy "no copy would remain where one may be held";
     60 TooManyVersions "the party has as many versions as it may have";
     61 TooMuchData "the party has as much in the state as it may have";
+
+    // Parties that are not there.
+    62 PartyAbsent "the party has no node in the mesh, and so no say";
 }
 
 impl Refusal {
@@ -148,5 +151,6 @@ mod tests {
         assert_eq!(Refusal::AlreadyAsked.code(), 44);
         assert_eq!(Refusal::NumberTaken.code(), 49);
         assert_eq!(Refusal::TooMuchData.code(), 61);
+        assert_eq!(Refusal::PartyAbsent.code(), 62);
     }
 }

@@ -7,8 +7,14 @@
 //!       yes)   └──────────────────────► expired, by mesh time
 //! ```
 //!
-//! "Half" is of the parties that exist when the answer comes. In a mesh of one party the opening
-//! is itself a majority, so the request is carried out at once.
+//! "Half" is of the parties that are *present* when the answer comes: those with a node that is a
+//! member and not leaving. A party whose last node has gone, or whose first has yet to come, has
+//! nobody to ask, and would keep the others from ever agreeing; so it has no say. In a mesh where one
+//! party is present the opening is itself a majority, and the request is carried out at once.
+//!
+//! What a party has answered goes with its last node. The answers of the others may then be enough,
+//! so what is open is settled anew whenever a party goes. One that comes makes a majority larger and
+//! decides nothing.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -81,8 +87,16 @@ pub struct Request {
     pub opened: Moment,
     /// The first moment, in mesh time, at which it can no longer be answered.
     pub expires: Time,
-    /// The answers so far, the opener's yes among them.
+    /// The answers so far, the opener's yes among them. Of parties that are present alone.
     pub answers: BTreeMap<PartyId, bool>,
+}
+
+impl Request {
+    /// Where it stands while so many parties have a say.
+    fn verdict(&self, parties: usize) -> Verdict {
+        let yes = self.answers.values().filter(|yes| **yes).count();
+        verdict(parties, yes, self.answers.len() - yes)
+    }
 }
 
 /// Where a vote stands.
@@ -112,11 +126,12 @@ impl Facts {
         act: RequestOpen,
         by: PartyId,
     ) -> Result<(), Refusal> {
+        self.check_present(by)?;
         self.open_request(at, act.act, act.expires, by, None)
     }
 
-    /// Opens a request in the name of `by`, whose yes it carries. A party to come may name the
-    /// ticket for its first node.
+    /// Opens a request in the name of `by`, which is present and whose yes it carries. A party to
+    /// come may name the ticket for its first node.
     pub(super) fn open_request(
         &mut self,
         at: &At,
@@ -142,7 +157,9 @@ impl Facts {
             expires,
             answers: BTreeMap::from([(by, true)]),
         };
-        self.settle(at, RequestId::at(at.index, at.position), request, first)
+        self.settle(at, RequestId::at(at.index, at.position), request, first)?;
+        self.settle_others(at);
+        Ok(())
     }
 
     pub(super) fn request_sign(
@@ -155,13 +172,16 @@ impl Facts {
         if request.expires <= at.time {
             return Err(Refusal::RequestExpired);
         }
+        self.check_present(by)?;
         if request.answers.contains_key(&by) {
             return Err(Refusal::AlreadySigned);
         }
         let mut request = request.clone();
         request.answers.insert(by, act.yes);
         let first = self.extras.firsts.get(&act.request).copied();
-        self.settle(at, act.request, request, first)
+        self.settle(at, act.request, request, first)?;
+        self.settle_others(at);
+        Ok(())
     }
 
     /// Does, drops or keeps a request, as its answers demand. Refuses, and changes nothing, where
@@ -173,9 +193,7 @@ impl Facts {
         request: Request,
         first: Option<TicketId>,
     ) -> Result<(), Refusal> {
-        let yes = request.answers.values().filter(|yes| **yes).count();
-        let no = request.answers.len() - yes;
-        match verdict(self.parties.len(), yes, no) {
+        match request.verdict(self.present_parties().len()) {
             Verdict::Passed => {
                 self.check_joint(&request.act)?;
                 self.requests.remove(&id);
@@ -191,6 +209,40 @@ impl Facts {
         }
         self.forget_firsts();
         Ok(())
+    }
+
+    /// Settles what the answers that are there have decided, once a party may have gone: one by one,
+    /// as each may take the last node of a further party. What has become impossible stays open.
+    pub(super) fn settle_others(&mut self, at: &At) {
+        while let Some((id, request)) = self.decided(at) {
+            let first = self.extras.firsts.get(&id).copied();
+            if self.settle(at, id, request, first).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// The first request that would be done or dropped now.
+    fn decided(&self, at: &At) -> Option<(RequestId, Request)> {
+        let parties = self.present_parties().len();
+        let is_decided = |request: &Request| match request.verdict(parties) {
+            Verdict::Passed => self.check_joint(&request.act).is_ok(),
+            Verdict::Failed => true,
+            Verdict::Open => false,
+        };
+        let mut open = self.requests.iter().filter(|(_, request)| request.expires > at.time);
+        let (id, request) = open.find(|(_, request)| is_decided(request))?;
+        Some((*id, request.clone()))
+    }
+
+    /// A party has no say any more: nor has what it has said.
+    pub(super) fn forget_words(&mut self, party: PartyId) {
+        for request in self.requests.values_mut() {
+            request.answers.remove(&party);
+        }
+        for member in self.members.values_mut() {
+            member.down_by.remove(&party);
+        }
     }
 
     /// Drops the first tickets whose requests have gone.
@@ -225,6 +277,7 @@ impl Facts {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::time::Duration;
 
     use mesh_consensus::machine::StateMachine;
@@ -446,6 +499,129 @@ mod tests {
         assert!(scene.member(2).leaving && !scene.state.is_removed(id(2)));
         scene.seat_voters(&[1]);
         assert!(scene.state.is_removed(id(2)));
+    }
+
+    #[test]
+    fn a_party_without_a_node_has_no_say_and_holds_up_nobody() {
+        let mut scene = Scene::of_parties(4);
+        scene.leave(4).unwrap();
+        let act = found(&scene, "another", 99);
+        assert_eq!(scene.signed(&node(1), &party(4), act.clone()), Err(Refusal::PartyAbsent));
+        scene.signed(&node(1), &party(1), act).unwrap();
+        let sign = RequestSign { request: RequestId::at(scene.index, 0), yes: true };
+        assert_eq!(scene.signed(&node(1), &party(4), sign.clone()), Err(Refusal::PartyAbsent));
+        // Two of four would be too few.
+        assert_eq!(scene.signed(&node(2), &party(2), sign), Ok(()));
+        assert!(scene.state.parties().contains_key(&party_id(99)));
+        // Nor does the new party count, until its first node has come.
+        scene.open_removal(1, 3);
+        let sign = RequestSign { request: RequestId::at(scene.index, 0), yes: true };
+        assert_eq!(scene.signed(&node(1), &party(99), sign.clone()), Err(Refusal::PartyAbsent));
+        assert_eq!(scene.signed(&node(2), &party(2), sign), Ok(()));
+        assert!(scene.state.is_removed(id(3)));
+        let present = BTreeSet::from([party_id(1), party_id(2)]);
+        assert_eq!(scene.state.present_parties(), present);
+        assert_eq!(scene.state.parties().len(), 5);
+    }
+
+    #[test]
+    fn a_party_whose_last_node_is_leaving_has_no_say_though_it_still_votes() {
+        let mut scene = Scene::of_parties(2);
+        scene.seat_voters(&[1, 2]);
+        scene.leave(2).unwrap();
+        assert!(scene.member(2).leaving);
+        let act = found(&scene, "gamma", 3);
+        assert_eq!(scene.signed(&node(1), &party(2), act.clone()), Err(Refusal::PartyAbsent));
+        assert_eq!(scene.signed(&node(1), &party(1), act), Ok(()));
+        assert!(scene.state.parties().contains_key(&party_id(3)));
+    }
+
+    #[test]
+    fn a_party_that_comes_back_has_its_say_again() {
+        let mut scene = Scene::of_parties(2);
+        scene.make_ticket(5, 2, 1);
+        scene.leave(2).unwrap();
+        let admit = scene.admit(5, 7);
+        scene.act(&node(1), admit).unwrap();
+        let act = found(&scene, "gamma", 3);
+        scene.signed(&node(1), &party(1), act).unwrap();
+        assert!(!scene.state.parties().contains_key(&party_id(3)));
+        let sign = RequestSign { request: RequestId::at(scene.index, 0), yes: true };
+        assert_eq!(scene.signed(&node(7), &party(2), sign), Ok(()));
+        assert!(scene.state.parties().contains_key(&party_id(3)));
+    }
+
+    #[test]
+    fn what_waited_for_a_party_is_settled_when_it_goes() {
+        let mut scene = Scene::of_parties(2);
+        let act = found(&scene, "gamma", 3);
+        scene.signed(&node(1), &party(1), act).unwrap();
+        scene.leave(2).unwrap();
+        assert!(scene.state.parties().contains_key(&party_id(3)));
+        assert!(scene.state.requests().is_empty());
+
+        // A no that was too little to end it is half of those who are left.
+        let mut scene = Scene::of_parties(3);
+        let act = found(&scene, "delta", 4);
+        scene.signed(&node(1), &party(1), act).unwrap();
+        let no = RequestSign { request: RequestId::at(scene.index, 0), yes: false };
+        scene.signed(&node(2), &party(2), no).unwrap();
+        assert_eq!(scene.state.requests().len(), 1);
+        scene.leave(3).unwrap();
+        assert!(scene.state.requests().is_empty());
+        assert!(!scene.state.parties().contains_key(&party_id(4)));
+    }
+
+    #[test]
+    fn what_has_expired_is_not_done_when_a_party_goes() {
+        let mut scene = Scene::of_parties(2);
+        let act = found(&scene, "gamma", 3);
+        let expires = act.expires;
+        scene.signed(&node(1), &party(1), act).unwrap();
+        scene.time = expires;
+        scene.leave(2).unwrap();
+        assert!(!scene.state.parties().contains_key(&party_id(3)));
+        assert_eq!(scene.state.requests().len(), 1);
+    }
+
+    #[test]
+    fn the_answers_of_a_party_go_with_its_last_node() {
+        let mut scene = Scene::of_parties(4);
+        scene.join(4, 5).unwrap();
+        let act = found(&scene, "another", 99);
+        scene.signed(&node(1), &party(1), act).unwrap();
+        let request = RequestId::at(scene.index, 0);
+        let yes = RequestSign { request, yes: true };
+        scene.signed(&node(4), &party(4), yes.clone()).unwrap();
+        scene.leave(5).unwrap();
+        assert_eq!(scene.state.requests()[&request].answers.len(), 2);
+        scene.leave(4).unwrap();
+        let answers = &scene.state.requests()[&request].answers;
+        assert_eq!(answers.keys().collect::<Vec<_>>(), [&party_id(1)]);
+        // With its yes it would have passed: two of three.
+        let no = RequestSign { request, yes: false };
+        scene.signed(&node(3), &party(3), no).unwrap();
+        assert!(scene.state.requests().contains_key(&request));
+        scene.signed(&node(2), &party(2), yes).unwrap();
+        assert!(scene.state.parties().contains_key(&party_id(99)));
+    }
+
+    #[test]
+    fn a_removal_that_takes_a_partys_last_node_settles_what_waited_for_that() {
+        let mut scene = Scene::of_parties(4);
+        scene.open_removal(1, 3);
+        let yes = RequestSign { request: RequestId::at(scene.index, 0), yes: true };
+        scene.signed(&node(2), &party(2), yes).unwrap();
+        let act = found(&scene, "another", 99);
+        scene.signed(&node(1), &party(1), act).unwrap();
+        let no = RequestSign { request: RequestId::at(scene.index, 0), yes: false };
+        scene.signed(&node(2), &party(2), no).unwrap();
+        assert_eq!(scene.state.requests().len(), 2);
+        // Two of three remove node 3, and of the two that are left then one has said no.
+        scene.leave(4).unwrap();
+        assert!(scene.state.is_removed(id(3)));
+        assert!(scene.state.requests().is_empty());
+        assert!(!scene.state.parties().contains_key(&party_id(99)));
     }
 
     #[test]

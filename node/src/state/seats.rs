@@ -16,8 +16,8 @@
 //!    from three of three to three of five to three of seven.)
 //!
 //! A member is fit to vote if it has a seat, is not leaving, is willing, syncs its disk within
-//! 50 ms, can be reached directly and is not held to be down by more than half of the parties. A
-//! stale seat belongs to nobody; it counts among the voters and for no party.
+//! 50 ms, can be reached directly and is not held to be down by more than half of the parties that
+//! are present. A stale seat belongs to nobody; it counts among the voters and for no party.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -52,9 +52,10 @@ impl Facts {
         if next.voters == self.config.voters {
             return true;
         }
+        let parties = self.present_parties().len();
         let fit: BTreeSet<PartyId> = seated
             .values()
-            .filter(|member| member.is_fit_to_vote(self.parties.len()))
+            .filter(|member| member.is_fit_to_vote(parties))
             .map(|member| member.party)
             .collect();
         if fit.len() < SPREAD_FROM {
@@ -63,6 +64,7 @@ impl Facts {
         let votes = |party: PartyId, voters: &BTreeSet<RaftId>| {
             voters.iter().filter(|id| seated.get(id).is_some_and(|m| m.party == party)).count()
         };
+        // All of them: one whose last node is leaving may still have votes.
         self.parties.keys().all(|party| {
             let (before, after) = (votes(*party, &self.config.voters), votes(*party, &next.voters));
             let has_majority = 2 * after > next.voters.len();
@@ -214,6 +216,20 @@ mod tests {
             keep(member(&mut state, "c1"));
             assert!(!state.allows(&void));
         }
+    }
+
+    #[test]
+    fn a_party_without_a_node_keeps_nobody_up_who_is_down() {
+        let mut state = state("a1 a2 b1 c1", "a1 b1");
+        let like = state.facts.parties[&PartyId([b'a'; 32])].clone();
+        for label in ["d", "e"] {
+            let party = Party { name: name(label), ..like.clone() };
+            state.facts.parties.insert(PartyId([label.as_bytes()[0]; 32]), party);
+        }
+        assert!(!state.allows(&voters("a1 a2 b1")));
+        // Two of the three parties that have a node, of five.
+        member(&mut state, "c1").down_by = [b'a', b'b'].map(|p| PartyId([p; 32])).into();
+        assert!(state.allows(&voters("a1 a2 b1")));
     }
 
     #[test]

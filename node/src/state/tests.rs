@@ -18,7 +18,7 @@ use super::extras::Extras;
 use super::founding::mesh_id;
 use super::invite::Invitation;
 use super::level::LEVEL;
-use super::party::{SignatureBytes, Slot};
+use super::party::{Party, SignatureBytes, Slot};
 use super::refusal::Refusal;
 use super::request::RequestId;
 use super::testing::{Scene, any_act, first, founding, id, name, node, party, party_id, ticket};
@@ -143,6 +143,12 @@ fn make_likely(act: &mut Act, at: &At, guide: &State, random: &mut fastrand::Rng
             *act = RaiseLevel::to(guide.level().number + 1).unwrap_or(*act);
         }
         Act::Admit(act) => {
+            let present = guide.present_parties();
+            let absent = guide.tickets().iter().find(|(_, t)| !present.contains(&t.party));
+            // Only a party that has a node has a say.
+            if let Some((ticket, _)) = absent {
+                act.ticket = *ticket;
+            }
             let newcomer = (1..9).find(|n| id(*n) == act.node);
             if let (Some(n), Some(ticket)) = (newcomer, guide.tickets().get(&act.ticket)) {
                 let mesh = mesh_id(&founding());
@@ -206,6 +212,9 @@ fn make_likely(act: &mut Act, at: &At, guide: &State, random: &mut fastrand::Rng
         Act::RequestSign(act) => {
             let open = guide.requests().keys().copied();
             act.request = random.choice(open).unwrap_or(act.request);
+            let present = guide.present_parties();
+            let signers = (1..5).filter(|n| present.contains(&party_id(*n)));
+            return random.choice(signers.collect::<Vec<u8>>()).unwrap_or(signer);
         }
         _ => {}
     }
@@ -494,7 +503,7 @@ fn invite(facts: &mut super::Facts, n: u8, of: u8) {
 fn a_snapshot_that_breaks_a_rule_is_damaged() {
     let scene = Scene::two_at_top();
     type Damage = fn(&mut super::Facts);
-    let damage: [(Damage, &str); 14] = [
+    let damage: [(Damage, &str); 15] = [
         (|f| f.members.get_mut(&id(2)).unwrap().name = name("n1"), "two members have one name"),
         (
             |f| f.members.get_mut(&id(2)).unwrap().seat = Some(RaftId(1)),
@@ -503,6 +512,14 @@ fn a_snapshot_that_breaks_a_rule_is_damaged() {
         (|f| f.members.get_mut(&id(2)).unwrap().leaving = true, "a leaving member has no seat"),
         (|f| f.removed.extend([id(2)]), "a member has been removed"),
         (|f| f.parties.retain(|p, _| *p == party_id(1)), "a member speaks of an unknown party"),
+        (
+            |f| {
+                let party = Party { name: name("p3"), ..f.parties[&party_id(1)].clone() };
+                f.parties.insert(party_id(3), party);
+                f.members.get_mut(&id(1)).unwrap().down_by.insert(party_id(3));
+            },
+            "a party without a node has a say",
+        ),
         (
             |f| f.extras.firsts.extend([(RequestId(5), ticket(9))]),
             "a first ticket is of no party to come",

@@ -21,6 +21,8 @@
 //! Using a ticket up is a command like any other, so of two that race for its last use one is
 //! refused.
 
+use std::time::Duration;
+
 use ed25519_dalek::{Signer, SigningKey};
 use mesh_consensus::command::verify;
 use mesh_consensus::id::{MeshId, NodeId, PartyId, TicketId};
@@ -35,6 +37,10 @@ use super::refusal::Refusal;
 
 /// A ticket lets in at most this many nodes.
 pub const MAX_USES: u32 = 10_000;
+
+/// No node makes a ticket that is good for longer: a hundred years, which any calendar can still write down. The
+/// state itself takes any expiry.
+pub const MAX_TTL: Duration = Duration::from_secs(36_500 * 24 * 3600);
 
 /// A party has at most this many tickets, invites among them, that can still be used.
 pub const MAX_TICKETS: usize = 1024;
@@ -184,8 +190,6 @@ impl Facts {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use mesh_consensus::machine::{Outcome, StateMachine};
 
     use super::super::FOUNDERS_SEAT;

@@ -1,10 +1,16 @@
 //! What the API endures: too much, too slow, and nonsense.
+//!
+//! `corpus/api/` holds requests, byte for byte, that are wrong in ways which somebody thought of or which once did
+//! harm. A name says what must become of one: `bad-…` is refused (4xx), `odd-…` may be answered in any way or not at all.
+//! None is ever the node's own failure (5xx), and the node goes on. A request that does harm is added there.
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::Duration;
 
+use mesh_node::clock;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
@@ -86,6 +92,44 @@ fn those_who_hang_on_tcp_lock_out_nobody_for_long() {
     node.is_up();
 }
 
+/// Whether the other side has not closed it.
+fn is_open(stream: &mut TcpStream) -> bool {
+    stream.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+    match stream.read(&mut [0; 4096]) {
+        Ok(bytes) => bytes > 0,
+        Err(error) => matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut),
+    }
+}
+
+#[test]
+fn half_headers_on_every_place_make_nobody_wait() {
+    let node = Node::start();
+    // One that has shown its token, and listens for events.
+    let mut known = TcpStream::connect(node.tcp()).unwrap();
+    known.set_read_timeout(Some(PATIENCE)).unwrap();
+    write!(known, "GET /v1/events HTTP/1.1\r\n{}\r\n", node.good()).unwrap();
+    let mut head = [0; 12];
+    known.read_exact(&mut head).unwrap();
+    assert_eq!(&head, b"HTTP/1.1 200");
+
+    let hang = |_| {
+        let mut stream = TcpStream::connect(node.tcp()).unwrap();
+        let _ = stream.write_all(b"GET /v1/status HTTP/1.1\r\nHost:");
+        stream
+    };
+    // More than are served at a time.
+    let mut hanging: Vec<TcpStream> = (0..200).map(hang).collect();
+    let begun = clock::steady();
+    assert_eq!(node.say_tcp("GET", "/v1/status", &node.good(), "").status, 200);
+    let took = begun.elapsed();
+    // Without a place it would have to wait until a header is given up, after ten seconds.
+    assert!(took < Duration::from_secs(6), "{took:?}");
+    // Those who came first made room, and the one who came before them all did not.
+    assert!(!is_open(&mut hanging[0]) && is_open(&mut known));
+    drop(hanging);
+    node.is_up();
+}
+
 #[test]
 fn a_queue_of_requests_without_a_token_gets_one_refusal() {
     let node = Node::start();
@@ -116,6 +160,42 @@ fn a_body_that_trickles_is_given_up() {
     let _ = stream.read_to_string(&mut answer);
     assert!(answer.starts_with("HTTP/1.1 408"), "{answer}");
     node.is_up();
+}
+
+#[test]
+fn the_kept_corpus_is_answered_as_its_names_say_and_the_node_goes_on() {
+    let node = Node::start();
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus/api");
+    let files = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    let mut files: Vec<_> = files.collect();
+    files.sort();
+    assert!(files.len() >= 50, "{files:?}");
+    for file in files {
+        let name = file.file_stem().unwrap().to_str().unwrap();
+        let bytes = std::fs::read(&file).unwrap();
+        let stream = UnixStream::connect(node.socket()).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let reply = exchange(&stream, &bytes);
+        let status = reply.as_ref().map(|reply| reply.status);
+        match name.split('-').next() {
+            Some("bad") => assert!(matches!(status, Some(400..500)), "{name}: {reply:?}"),
+            Some("odd") => assert!(matches!(status, None | Some(200..500)), "{name}: {reply:?}"),
+            _ => panic!("{name} does not say what becomes of it"),
+        }
+        // What is not even HTTP is refused before our words are reached.
+        if let Some(reply) = reply.filter(|reply| reply.status >= 400 && !reply.text.is_empty()) {
+            reply.code();
+        }
+        // At the other door, too, whoever has no token.
+        let stream = TcpStream::connect(node.tcp()).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let reply = exchange(&stream, &bytes);
+        let refused = reply.as_ref().is_none_or(|reply| (400..500).contains(&reply.status));
+        assert!(refused, "{name} over TCP: {reply:?}");
+        node.is_up();
+    }
+    let status = node.get("/v1/status").item();
+    assert!(status["is_leader"] == true && status["members"] == 1, "{status}");
 }
 
 /// Parts of paths, known and not.

@@ -30,6 +30,9 @@ fn tcp_opens_to_the_token_and_to_nothing_else() {
     for headers in wrong.iter().chain([&host, &basic]) {
         for verb in VERBS {
             for path in ["/v1/status", "/healthz", "/metrics", "/v1/stop", "/nothing"] {
+                if path == "/healthz" && headers == &host && ["GET", "HEAD"].contains(&verb) {
+                    continue;
+                }
                 let reply = node.say_tcp(verb, path, headers, "");
                 assert_eq!(reply.status, 401, "{verb} {path} {headers}");
                 assert!(reply.head.contains("www-authenticate: bearer"), "{reply:?}");
@@ -40,6 +43,37 @@ fn tcp_opens_to_the_token_and_to_nothing_else() {
     let twice = format!("{}Authorization: Bearer x\r\n", node.good());
     assert_eq!(node.say_tcp("GET", "/v1/status", &twice, "").status, 400);
     node.is_up();
+}
+
+#[test]
+fn with_any_port_the_status_says_at_each_start_which_one_it_is() {
+    let node = Node::start().stop().start();
+    let status = node.get("/v1/status").item();
+    assert_eq!(status["api_address"], node.tcp().to_string());
+    assert_eq!(node.say_tcp("GET", "/v1/status", &node.good(), "").status, 200);
+}
+
+#[test]
+fn without_a_token_tcp_says_whether_the_node_is_well_and_nothing_else() {
+    let node = Node::start();
+    let host = format!("Host: {}\r\n", node.tcp());
+    // Nobody waits for a body that nobody wants.
+    let waits = format!("{host}Content-Length: 999999\r\n");
+    for path in ["/healthz", "/readyz", "/readyz?verbose=1"] {
+        for headers in [&host, &waits] {
+            let said = node.say_tcp("GET", path, headers, "");
+            assert_eq!((said.status, said.text.as_str()), (200, r#"{"ok":true}"#), "{path}");
+        }
+        assert_eq!(node.say_tcp("HEAD", path, &host, "").status, 200, "{path}");
+        // To its owner it says more, and to pages and by other names nothing.
+        assert!(node.say_tcp("GET", path, &node.good(), "").json()["index"].is_u64(), "{path}");
+        assert_eq!(node.say_tcp("GET", path, "Host: evil.example\r\n", "").status, 421, "{path}");
+        let page = format!("{host}Origin: http://evil.example\r\n");
+        assert_eq!(node.say_tcp("GET", path, &page, "").status, 403, "{path}");
+    }
+    for path in ["/healthz/", "//healthz", "/healthz/../v1/status", "/%68ealthz", "/HEALTHZ"] {
+        assert_eq!(node.say_tcp("GET", path, &host, "").status, 401, "{path}");
+    }
 }
 
 #[test]

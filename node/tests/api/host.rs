@@ -70,7 +70,9 @@ impl Reply {
 
     /// Asserts that it is an error of the usual form, and gives its code.
     pub(crate) fn code(&self) -> String {
-        let error = &self.json()["error"];
+        let answer = self.json();
+        assert_eq!(answer["schema"], 1, "{self:?}");
+        let error = &answer["error"];
         for part in ["code", "message", "cause", "try"] {
             assert!(error[part].as_str().is_some_and(|text| !text.is_empty()), "{part}: {self:?}");
         }

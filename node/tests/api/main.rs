@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot begin has failed")]
 
 mod abuse;
+mod data;
 mod doors;
 mod host;
 mod members;

@@ -1,8 +1,11 @@
 //! What the API says and does where there are several members.
 
+use std::time::Duration;
+
+use mesh_node::clock;
 use serde_json::json;
 
-use super::host::Node;
+use super::host::{Node, Stopped};
 
 #[test]
 fn members_see_one_another_and_a_voter_that_leaves_is_seen_off() {
@@ -37,6 +40,40 @@ fn members_see_one_another_and_a_voter_that_leaves_is_seen_off() {
     first.until("it is gone", |node| node.get("/v1/status").item()["members"] == 1);
     let alone = json!({ "expect": to, "to": "4".repeat(64) }).to_string();
     assert_eq!(first.ask("PUT", "/v1/names/lab/xray", &alone).status, 200);
+}
+
+#[test]
+fn a_voter_that_lost_its_majority_is_not_ready_and_sees_the_others_missing() {
+    let first = Node::start();
+    let others = ["second", "third"].map(|name| Node::join(name, &first));
+    first.until("all vote", |node| node.get("/v1/status").item()["voters"] == 3);
+    for node in others.iter().chain([&first]) {
+        node.until("it is ready", |node| node.get("/readyz").status == 200);
+    }
+    let others = others.map(Node::stop);
+    let begun = clock::steady();
+    first.until("it is not ready", |node| node.get("/readyz").status == 503);
+    // Long before it stops to serve other parties, which is after half a minute.
+    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    let said = first.get("/readyz");
+    assert_eq!(said.code(), "unavailable");
+    assert!(said.json()["error"]["cause"].as_str().unwrap().contains("up to date"), "{said:?}");
+    assert_eq!(first.get("/healthz").status, 200);
+    first.until("the others are missed", |node| {
+        let all = node.get("/v1/nodes").items();
+        all.iter().filter(|one| one["state"] == "silent").count() == 2
+    });
+    assert!(begun.elapsed() < Duration::from_secs(40), "{:?}", begun.elapsed());
+
+    // After a restart it cannot tell for how long it was away, but of when its last word is.
+    let first = first.stop().start();
+    let said = first.get("/v1/nodes").json();
+    assert!(said["age_ms"].is_null() && said["mesh_time"].is_string(), "{said}");
+    let said = first.get("/readyz");
+    assert!(said.status == 503 && said.text.contains("since it was started"), "{said:?}");
+
+    let _others = others.map(Stopped::start);
+    first.until("it is ready again", |node| node.get("/readyz").status == 200);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! What each route answers.
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 
 use mesh_node::run::RunError;
@@ -51,6 +51,7 @@ fn the_status_and_the_list_of_nodes_say_what_this_node_is() {
         ("name", json!("first")),
         ("role", json!("voter")),
         ("members", json!(1)),
+        ("party_nodes", json!(1)),
         ("voters", json!(1)),
         ("learners", json!(0)),
         ("worker", json!(false)),
@@ -124,7 +125,8 @@ fn a_ticket_is_handed_out_once_listed_and_taken_back() {
     assert!(!listed.text.contains("mesh1-"), "the text is shown once");
     let listed = listed.items();
     assert_eq!(listed.len(), 1);
-    assert_eq!((&listed[0]["id"], &listed[0]["uses"]), (&made["id"], &json!(3)));
+    assert_eq!((&listed[0]["id"], &listed[0]["uses_left"]), (&made["id"], &json!(3)));
+    assert_eq!((&made["uses"], listed[0].get("uses")), (&json!(3), None));
 
     let invite =
         node.ask("POST", "/v1/tickets", r#"{"new_party":true,"advertise":["10.1.2.3"]}"#).item();
@@ -136,12 +138,36 @@ fn a_ticket_is_handed_out_once_listed_and_taken_back() {
     }
     assert!(node.get("/v1/tickets").items().is_empty());
     assert_eq!(node.ask("DELETE", "/v1/tickets/00", "").status, 404);
-    for bad in
-        [r#"{"uses":0}"#, r#"{"ttl_ms":0}"#, r#"{"usess":1}"#, "[]", "nonsense", r#"{"uses":-1}"#]
-    {
+    for bad in [
+        r#"{"uses":0}"#,
+        r#"{"ttl_ms":0}"#,
+        r#"{"usess":1}"#,
+        "[]",
+        "nonsense",
+        r#"{"uses":-1}"#,
+        r#"{"ttl_ms":9999999999999}"#,
+    ] {
         let reply = node.ask("POST", "/v1/tickets", bad);
         assert_eq!((reply.status, reply.code().as_str()), (400, "failed"), "{bad}");
     }
+}
+
+#[test]
+fn a_ticket_that_expires_is_said_to_be_expired_while_nobody_writes() {
+    let node = Node::start();
+    let made = node.ask("POST", "/v1/tickets", r#"{"ttl_ms":1500}"#).item();
+    let all = || node.get("/v1/tickets?all=true").items();
+    node.until("it is no longer good", |node| node.get("/v1/tickets").items().is_empty());
+    let [one]: [Value; 1] = all().try_into().expect("it is still known");
+    assert_eq!((&one["id"], &one["state"]), (&made["id"], &json!("expired")));
+    assert_eq!(one["uses_left"], 1);
+    // The next one clears it away, and one that is taken back is gone at once.
+    let next = node.ask("POST", "/v1/tickets", "{}").item();
+    let [one]: [Value; 1] = all().try_into().expect("the next one is alone");
+    assert_eq!((&one["id"], &one["state"]), (&next["id"], &json!("good")));
+    let id = next["id"].as_str().unwrap();
+    node.ask("DELETE", &format!("/v1/tickets/{id}"), "").item();
+    assert!(all().is_empty());
 }
 
 #[test]
@@ -240,15 +266,43 @@ fn events_are_streamed_until_the_node_stops_and_stopping_is_answered() {
     let mut stream = UnixStream::connect(node.socket()).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream.write_all(b"GET /v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
-    let mut head = [0; 15];
-    stream.read_exact(&mut head).unwrap();
-    assert_eq!(&head, b"HTTP/1.1 200 OK");
+    let mut stream = BufReader::new(stream);
+    let mut head = String::new();
+    while !head.ends_with("\r\n\r\n") {
+        assert_ne!(stream.read_line(&mut head).unwrap(), 0, "{head}");
+    }
+    assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
+    assert!(head.to_lowercase().contains("content-type: application/x-ndjson\r\n"), "{head}");
+
+    // It heard the head before this happened, so it hears of it.
+    let second = Node::join("second", &node);
+    let joined = event(&mut stream, "member_joined");
+    assert_eq!((&joined["schema"], &joined["text"]), (&json!(1), &json!("second has joined")));
+    assert_eq!(joined["about"], second.handle.whoami.node.to_string());
+    assert!(joined["index"].is_u64() && joined["time"].is_string(), "{joined}");
+
     assert_eq!(node.ask("POST", "/v1/stop", "{}").item()["stopping"], true);
     let mut rest = String::new();
     stream.read_to_string(&mut rest).unwrap();
-    assert!(rest.to_lowercase().contains("content-type: application/x-ndjson"), "{rest}");
     node.ended().unwrap();
     assert!(!node.socket().exists());
+}
+
+/// The first event of a kind. Between events stand the lengths of HTTP's chunks.
+fn event(stream: &mut impl BufRead, kind: &str) -> Value {
+    let mut seen = Vec::new();
+    for _ in 0..60 {
+        let mut line = String::new();
+        assert_ne!(stream.read_line(&mut line).unwrap(), 0, "it ended after {seen:?}");
+        if line.starts_with('{') {
+            let event: Value = serde_json::from_str(&line).unwrap();
+            if event["kind"] == kind {
+                return event;
+            }
+            seen.push(event);
+        }
+    }
+    panic!("no {kind} among {seen:?}");
 }
 
 #[test]

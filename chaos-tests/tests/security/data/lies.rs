@@ -20,7 +20,7 @@ use tokio::io::AsyncWriteExt as _;
 
 use super::{MOVED, Secret, found_below, show, try_mesh, version};
 use crate::attacker::{Attacker, Share, addresses, id, runtime};
-use crate::{nobody_panicked, resident_kib, secs, status};
+use crate::{nobody_fell, resident_kib, secs, status};
 
 /// How much a node may grow: as in `floods.rs`.
 const MORE_KIB: u64 = 256 << 10;
@@ -55,7 +55,7 @@ fn false_bytes(lengths: Arc<[u32]>, given: Arc<AtomicUsize>) -> Share {
                     let bytes = lengths[number as usize];
                     let mut body = FALSE.repeat(bytes as usize / FALSE.len() + 1);
                     body.truncate(bytes as usize);
-                    let frame = encode(&Give::Chunk { number, bytes }).unwrap();
+                    let frame = encode(&Give::Chunk { number, bytes, parts: 1 }).unwrap();
                     let sent = send.send_frame(&frame).await.is_ok();
                     if !sent || send.write_all(&body).await.is_err() {
                         return;
@@ -115,13 +115,13 @@ fn a_holder_that_gives_false_bytes_is_left_and_nothing_of_it_is_kept() {
     assert_eq!(found_below(&fleet.hosts[puller].data(), &lies), None, "false bytes were kept");
     let verified = try_mesh(&fleet.hosts[puller], &["data", "verify", grain.name]);
     assert!(verified.ok(), "{verified:?}");
-    nobody_panicked(&fleet.hosts);
+    nobody_fell(&fleet.hosts);
 }
 
 /// One stream of nonsense, until the other side has enough.
 async fn nonsense(net: Net, node: NodeId, version: VersionId, kind: usize, seed: u64) {
     let mut rng = Rng::with_seed(seed);
-    let header = encode(&Header::Swarm { version }).unwrap();
+    let header = encode(&Header::Swarm { version, link: 1 }).unwrap();
     let Ok(mut stream) = net.open(node, header, Lane::Bulk).await else { return };
     for n in 0..2000_u32 {
         let frame = match kind {
@@ -192,5 +192,5 @@ fn nonsense_among_pullers_harms_neither_the_server_nor_an_honest_pull() {
     tasks.iter().for_each(tokio::task::JoinHandle::abort);
     assert!(most < before + MORE_KIB, "{before} KiB became {most} KiB");
     assert_eq!(status(&fleet.hosts[0])["pid"], pid, "it was restarted");
-    nobody_panicked(&fleet.hosts);
+    nobody_fell(&fleet.hosts);
 }

@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use std::io::IsTerminal;
 use std::time::Duration;
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{BinaryBytes, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use serde::Deserialize;
 use serde_json::Value;
 use tokio::time::timeout;
@@ -19,6 +19,9 @@ use crate::view::{clean, count, is_utf8};
 
 /// A node says several times a second how far it is. One that is silent for so long does not get anywhere.
 const SILENCE: Duration = Duration::from_secs(120);
+
+/// A rate over less than this is an accident.
+const RATED_AFTER: Duration = Duration::from_millis(200);
 
 /// How far the node is.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -179,14 +182,26 @@ impl Drop for Bar {
     }
 }
 
+/// `7.23 MiB/s`; nothing while it is too early to tell.
+pub(super) fn rate(elapsed: Duration, per_sec: f64) -> String {
+    if elapsed < RATED_AFTER {
+        return String::new();
+    }
+    format!("{}/s", BinaryBytes(per_sec as u64))
+}
+
 fn style(has_end: bool) -> ProgressStyle {
     let template = if has_end {
-        "{prefix} {wide_bar} {binary_bytes}/{binary_total_bytes}  {binary_bytes_per_sec}  {eta} left  {msg}"
+        "{prefix} {wide_bar} {binary_bytes}/{binary_total_bytes}  {rate}  {eta} left  {msg}"
     } else {
-        "{spinner} {prefix} {binary_bytes}  {binary_bytes_per_sec}  {msg}"
+        "{spinner} {prefix} {binary_bytes}  {rate}  {msg}"
     };
-    let style =
-        ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
+    let style = ProgressStyle::with_template(template)
+        .unwrap_or_else(|_| ProgressStyle::default_bar())
+        .with_key("rate", |state: &ProgressState, to: &mut dyn std::fmt::Write| {
+            // Without a place to write there is nobody who looks.
+            let _ = to.write_str(&rate(state.elapsed(), state.per_sec()));
+        });
     let utf8 = is_utf8(|name| std::env::var(name).ok());
     if utf8 {
         style.progress_chars("█▉▊▋▌▍▎▏ ")

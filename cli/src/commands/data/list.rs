@@ -21,7 +21,7 @@ pub(super) async fn ls(all: bool, party: Option<&str>, context: &Context) -> Out
         return print_json(answer.json());
     }
     let found: Vec<Dataset> = answer.items()?;
-    warn_of_age(answer.age_ms());
+    warn_of_age(&answer);
     if found.is_empty() {
         note("There is no such dataset. mesh data push DIR makes one.");
         return Ok(ExitCode::SUCCESS);
@@ -47,13 +47,14 @@ pub(super) fn table(found: &[Dataset], now_ms: u64) -> Table {
         Column::new("TAGS").least(6).worth(2),
     ]);
     for data in found {
-        let tint = if data.mine { Tint::Strong } else { Tint::Plain };
-        let name = match data.name.as_str() {
-            "" => Cell::new(data.reference(), Tint::Faint),
-            name => Cell::new(name, tint),
+        let tint = match (data.name.as_str(), data.mine) {
+            ("", _) => Tint::Faint,
+            (_, true) => Tint::Strong,
+            (_, false) => Tint::Plain,
         };
         table.row([
-            name,
+            // As the other commands take it.
+            Cell::new(data.called(), tint),
             number(data.version),
             data.party.shown().into(),
             data.visibility.as_str().into(),
@@ -81,7 +82,7 @@ pub(super) async fn log(data: &DataRef, context: &Context) -> Outcome {
         return print_json(answer.json());
     }
     let versions: Vec<Dataset> = answer.items()?;
-    warn_of_age(answer.age_ms());
+    warn_of_age(&answer);
     let look = Look::stdout();
     print(&history(&versions, look.now_ms).render(look.width, look.paint))
 }

@@ -37,7 +37,7 @@ pub(super) async fn run(data: &DataRef, context: &Context) -> Outcome {
         return print_json(answer.json());
     }
     let found: Dataset = answer.item()?;
-    warn_of_age(answer.age_ms());
+    warn_of_age(&answer);
     print(&text(&found, Look::stdout()))
 }
 
@@ -160,19 +160,24 @@ fn kind(holder: &Holder) -> &str {
     }
 }
 
-/// `2 of 3 copies: …`, and what is missing, in words; `None` where nothing is known of copies.
+/// `2 of 3 copies: …` with what is missing, in words, or `4 copies; 3 are wanted`; `None` where nothing is known of
+/// copies.
 pub(super) fn copies(data: &Dataset) -> Option<String> {
     let (stand, wanted) = (data.copies?, data.copies_wanted?);
     let short = match (&data.shortfall, data.is_short()) {
+        (_, false) if stand > wanted => {
+            let are = if wanted == 1 { "is" } else { "are" };
+            return Some(format!("{}; {wanted} {are} wanted", many(stand, "copy")));
+        }
         (_, false) => return Some(format!("{stand} of {}", many(wanted, "copy"))),
         (Some(words), true) if !words.trim().is_empty() => words.trim_end_matches('.').to_owned(),
-        (_, true) => missing(&data.holders),
+        (_, true) => missing(&data.holders, stand),
     };
     Some(format!("{stand} of {}: {short}", many(wanted, "copy")))
 }
 
 /// Why copies are missing, as far as the holders show it.
-fn missing(holders: &[Holder]) -> String {
+fn missing(holders: &[Holder], stand: u64) -> String {
     let names = |fits: &dyn Fn(&Holder) -> bool| {
         let names: Vec<&str> = holders.iter().filter(|h| fits(h)).map(Holder::shown).collect();
         (names.len(), names.join(", "))
@@ -188,7 +193,8 @@ fn missing(holders: &[Holder]) -> String {
         parts.push(format!("{silent} {} down", is(gone)));
     }
     if parts.is_empty() {
-        parts.push("no other node keeps it yet".to_owned());
+        let other = if stand > 1 { "further" } else { "other" };
+        parts.push(format!("no {other} node keeps it yet"));
     }
     parts.join("; ")
 }

@@ -1,12 +1,13 @@
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::time::Duration;
 
 use clap::Parser;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::carry::{absolute, pulled, pushed, verified};
-use super::flow::{Line, Progress, is_wanted, read};
+use super::flow::{Line, Progress, is_wanted, rate, read};
 use super::show::{Look, copies};
 use super::{diff, list, show};
 use crate::answers::{Dataset, Diff, Usage, Verified};
@@ -63,6 +64,7 @@ fn every_way_to_speak_of_data_is_understood() {
         "push ./x",
         "push ./x --name x --share a --share b --copies 2 --in-place --follow --tag t --no-wait",
         "push x --open",
+        "push x --copies 16",
         "push x --listed --share a",
         "pull x",
         "pull a/x@3 ./d --writable --wait 5m",
@@ -99,6 +101,7 @@ fn every_way_to_speak_of_data_is_understood() {
         "push x --open --share a",
         "push x --open --listed",
         "push x --copies 0",
+        "push x --copies 17",
         "pull",
         "pull x d --store-only",
         "pull x --store-only --writable",
@@ -124,10 +127,10 @@ fn a_wide_list_has_every_column() {
     assert_eq!(
         text,
         "\
-NAME                                  VERSION  PARTY     VISIBILITY      SIZE  FILES  COPIES  CREATED  TAGS
-mnist                                       3  lab       shared      11.1 MiB     70     2/3  5m ago   clean v1.0
-chest-x-rays-of-the-northern-clinics       12  clinic-a  listed             -      -       -  2d ago   -
-tmp                                         1  lab       private          5 B      1     0/1  now      -
+NAME                                         VERSION  PARTY     VISIBILITY      SIZE  FILES  COPIES  CREATED  TAGS
+mnist                                              3  lab       shared      11.1 MiB     70     2/3  5m ago   clean v1.0
+clinic-a/chest-x-rays-of-the-northern-clin…       12  clinic-a  listed             -      -       -  2d ago   -
+tmp                                                1  lab       private          5 B      1     0/1  now      -
 "
     );
 }
@@ -140,7 +143,7 @@ fn a_narrow_list_keeps_what_matters_and_fits() {
         "\
 NAME            VERSION  PARTY         SIZE  COPIES  CREATED
 mnist                 3  lab       11.1 MiB     2/3  5m ago
-chest-x-rays-…       12  clinic-a         -       -  2d ago
+clinic-a/ches…       12  clinic-a         -       -  2d ago
 tmp                   1  lab            5 B     0/1  now
 "
     );
@@ -211,9 +214,14 @@ fn a_shortfall_is_told_in_words() {
         "1 of 1 copy"
     );
     assert_eq!(
-        told(json!({ "holders": [] })).unwrap(),
-        "2 of 3 copies: no other node keeps it yet"
+        told(json!({ "copies": 1, "holders": [] })).unwrap(),
+        "1 of 3 copies: no other node keeps it yet"
     );
+    assert_eq!(
+        told(json!({ "holders": [] })).unwrap(),
+        "2 of 3 copies: no further node keeps it yet"
+    );
+    assert_eq!(told(json!({ "copies": 4 })).unwrap(), "4 copies; 3 are wanted");
     assert_eq!(
         told(json!({ "shortfall": "the party has 2 nodes." })).unwrap(),
         "2 of 3 copies: the party has 2 nodes"
@@ -341,6 +349,12 @@ fn damage_is_named_and_what_stays_damaged_is_counted() {
 fn the_bar_is_for_those_who_look() {
     assert!(is_wanted(false, true));
     assert!(!is_wanted(true, true) && !is_wanted(false, false) && !is_wanted(true, false));
+}
+
+#[test]
+fn a_rate_is_told_once_there_was_time_for_one() {
+    assert_eq!(rate(Duration::from_millis(3), 8e12), "");
+    assert_eq!(rate(Duration::from_millis(200), 2_097_152.0), "2.00 MiB/s");
 }
 
 #[test]

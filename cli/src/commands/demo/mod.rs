@@ -156,7 +156,7 @@ impl Stage {
 
     async fn start(&self, at: usize) -> Result<Status, Report> {
         let mut node = Background::start(&self.place(at), Tie::Leashed)?;
-        let status = node.until_member(STARTING).await?;
+        let status = node.until_member(STARTING).await?.item()?;
         self.nodes.borrow_mut()[at] = Some(node);
         Ok(status)
     }

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use serde_json::{Value, json};
 
 use crate::answers::Status;
+use crate::client::Answer;
 use crate::context::{Context, print, print_json};
 use crate::report::{Code, Outcome, Report};
 use crate::value;
@@ -100,9 +101,9 @@ impl Finding {
 
 pub(crate) async fn run(doctor: &Doctor, context: &Context) -> Outcome {
     let api = context.api()?;
-    let status = match api.get("/v1/status").await {
-        Ok(answer) => Ok(answer.item::<Status>()?),
-        Err(report) => Err(report),
+    let (status, answer) = match api.get("/v1/status").await {
+        Ok(answer) => (Ok(answer.item::<Status>()?), Some(answer)),
+        Err(report) => (Err(report), None),
     };
     let mut findings = vec![running(&status, context)];
     let here = !context.is_remote();
@@ -120,7 +121,7 @@ pub(crate) async fn run(doctor: &Doctor, context: &Context) -> Outcome {
     if known.is_some_and(|status| !status.removed) {
         findings.extend(members::check(&api).await?);
     }
-    show(&findings, context)
+    show(&findings, answer.as_ref(), context)
 }
 
 fn running(status: &Result<Status, Report>, context: &Context) -> Finding {
@@ -168,16 +169,19 @@ fn running(status: &Result<Status, Report>, context: &Context) -> Finding {
 
 /// Whether the directory on this machine says so.
 pub(super) fn has_left(context: &Context) -> bool {
-    let membership = mesh_node::dir::Dir::at(&context.place.dir).membership();
-    !context.is_remote() && matches!(membership, Ok(Some(own)) if own.left)
+    !context.is_remote() && context.place.has_left()
 }
 
-fn show(findings: &[Finding], context: &Context) -> Outcome {
+/// As JSON, it is as fresh as the node's `answer`; where no node runs there is no `index` and no `age_ms`.
+fn show(findings: &[Finding], answer: Option<&Answer>, context: &Context) -> Outcome {
     let bad = findings.iter().filter(|finding| finding.state == State::Wrong).count();
     let odd = findings.iter().filter(|finding| finding.state == State::Look).count();
     if context.json {
-        let items: Vec<Value> = findings.iter().map(Finding::json).collect();
-        print_json(&json!({ "schema": 1, "items": items }))?;
+        let items: Value = findings.iter().map(Finding::json).collect();
+        print_json(&match answer {
+            Some(answer) => answer.around("items", items),
+            None => json!({ "schema": 1, "items": items }),
+        })?;
     } else {
         let paint = Paint::stdout();
         let mut text: String = findings.iter().map(|finding| finding.text(paint)).collect();

@@ -28,11 +28,11 @@ impl Kind {
 /// Each port, the inodes of the sockets bound to it.
 type Bound = BTreeMap<(Kind, u16), BTreeSet<u64>>;
 
-/// Who holds a port, in words.
-pub(crate) fn holder_of(port: u16) -> Option<String> {
-    let bound = bound();
-    let inodes = bound.get(&(Kind::Udp, port)).or_else(|| bound.get(&(Kind::Tcp, port)))?;
-    holder(inodes).map(|(pid, name)| format!("{name} (process {pid}) holds it"))
+/// Who holds a port, in words. `protocol` is `udp` or `tcp`: the two may be held by different programs.
+pub(crate) fn holder_of(protocol: &str, port: u16) -> Option<String> {
+    let kind = [Kind::Udp, Kind::Tcp].into_iter().find(|kind| kind.name() == protocol)?;
+    let (pid, name) = holder(bound().get(&(kind, port))?)?;
+    Some(format!("{name} (process {pid}) holds it"))
 }
 
 /// Every socket that listens on this machine.
@@ -187,6 +187,28 @@ mod tests {
         assert!(found.message.contains(&format!("process {us}")), "{found:?}");
         drop(socket);
         assert!(check(Some(&status), &here)[0].message.contains("should be open"));
+    }
+
+    #[test]
+    fn a_port_is_held_for_the_protocol_that_is_asked_about() {
+        use std::os::fd::OwnedFd;
+        use std::process::{Command, Stdio};
+        let pair = || {
+            let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            let udp = std::net::UdpSocket::bind(tcp.local_addr().unwrap()).ok()?;
+            Some((tcp, udp))
+        };
+        let (tcp, udp) = (0..100).find_map(|_| pair()).unwrap();
+        let port = tcp.local_addr().unwrap().port();
+        // The other program: it has the UDP socket for its standard input, and from then on we have it no more.
+        let mut other =
+            Command::new("sleep").arg("60").stdin(Stdio::from(OwnedFd::from(udp))).spawn().unwrap();
+        let (by_udp, by_tcp) = (holder_of("udp", port), holder_of("tcp", port));
+        other.kill().unwrap();
+        other.wait().unwrap();
+        let held_by = |pid: u32| format!("(process {pid}) holds it");
+        assert!(by_udp.as_ref().unwrap().ends_with(&held_by(other.id())), "{by_udp:?}");
+        assert!(by_tcp.as_ref().unwrap().ends_with(&held_by(std::process::id())), "{by_tcp:?}");
     }
 
     #[test]

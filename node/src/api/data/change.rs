@@ -11,17 +11,21 @@ use serde_json::{Value, json};
 
 use super::super::answer::{Answer, Problem, body, item, unwritten};
 use super::super::route::{Route, field};
-use super::{Api, find_party, not_now, resolve, title, whole};
+use super::{Api, find_party, not_now, resolve, resolve_one, title, whole};
 use crate::data::catalogue::{Known, LATEST, Visibility};
 use crate::data::keep::PINNED;
-use crate::handle::Ask;
-use crate::seal::{PrivateVersion, Record, Spot, seal};
+use crate::handle::{Ask, WriteError};
+use crate::seal::{NOTHING, PrivateVersion, PrivateView, Record, Spot, seal};
 use crate::state::command::Act;
 use crate::state::data::{
     Body, DataRef, Listing, Pick, Plain, Readers, Sealed, TagSet, VersionBody, VersionDrop,
     VersionNew,
 };
 use crate::state::name::Name;
+use crate::state::refusal::Refusal;
+
+/// Tries to change a tag while others of the party change their sealed records, too.
+const TRIES: usize = 5;
 
 pub(super) fn routes() -> Vec<Route> {
     let reference = field("ref", "string", "[party/]name[@N|:tag]");
@@ -66,12 +70,10 @@ fn given<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Option<u32>
 
 async fn tag(State(api): State<Api>, bytes: Bytes) -> Answer {
     let WantsTag { r#ref, tag, expect, remove } = body(&bytes)?;
-    let known = resolve(&api, &r#ref).await?;
+    let known = resolve_one(&api, &r#ref).await?;
     let tag = parse_tag(&tag)?;
-    let stands = match remove {
-        true => drop_tag(&api, &known, &tag, expect).await.map(|()| None)?,
-        false => set_tag(&api, &known, &tag, expect).await.map(|()| Some(known.number))?,
-    };
+    change_tag(&api, &known, &tag, expect, remove).await?;
+    let stands = (!remove).then_some(known.number);
     Ok(item(&api, json!({ "name": known.name.as_str(), "tag": tag.as_str(), "version": stands })))
 }
 
@@ -100,54 +102,72 @@ async fn stands(api: &Api, known: &Known, tag: &Name) -> Option<u32> {
     api.data.resolve(&wanted).await.ok().map(|found| found.number)
 }
 
-/// Makes the tag stand for this version.
-pub(super) async fn set_tag(
+/// Makes the tag stand for this version, or takes it away. If others change the same meanwhile, that is looked at, and
+/// then it is tried again.
+pub(super) async fn change_tag(
     api: &Api,
     known: &Known,
     tag: &Name,
     expect: Option<Option<u32>>,
+    remove: bool,
 ) -> Result<(), Problem> {
     check_own(api, known)?;
-    let now = stands(api, known, tag).await;
-    check_expected(tag, expect, now)?;
-    if now == Some(known.number) {
-        return Ok(());
+    let mut tries = 0;
+    loop {
+        // Before anything else is looked at: whatever changes after it is noticed by its revision.
+        let private = api.data.private().await.ok_or_else(not_now)?;
+        let now = stands(api, known, tag).await;
+        check_expected(tag, expect, now)?;
+        let act = match remove {
+            true => dropping(api, known, tag, now, &private).await?,
+            false if now == Some(known.number) => return Ok(()),
+            false => setting(api, known, tag, now, &private).await?,
+        };
+        tries += 1;
+        match api.write(vec![Ask { act, signed: false }]).await {
+            Err(WriteError::Refused {
+                refusal: Refusal::SealedChanged | Refusal::BodyChanged | Refusal::TagChanged,
+                ..
+            }) if tries < TRIES => {}
+            done => return done.map(drop).map_err(|error| unwritten(api, error)),
+        }
     }
+}
+
+/// What makes the tag stand for this version.
+async fn setting(
+    api: &Api,
+    known: &Known,
+    tag: &Name,
+    now: Option<u32>,
+    private: &PrivateView,
+) -> Result<Act, Problem> {
     let (party, name, number) = (known.party, known.name.clone(), known.number);
-    let (tag, expect) = (tag.clone(), now);
+    let tag = tag.clone();
     if known.visibility != Visibility::Private {
-        return write(api, vec![TagSet { party, name, tag, expect, to: Some(number) }.into()])
-            .await;
+        return Ok(TagSet { party, name, tag, expect: now, to: Some(number) }.into());
     }
-    let private = api.data.private().await.ok_or_else(not_now)?;
-    let held = private.names().get(&name).and_then(|names| names.tags.get(&tag)).map(|(id, _)| *id);
+    let own = private.names().get(&name).and_then(|names| names.tags.get(&tag)).map(|(id, _)| *id);
     let record = Record::Tag { name, tag, number };
-    let revision = Some(private.revision());
-    let act: Act = match held {
+    match own.or(private.free().first().copied()) {
+        Some(id) => reseal(api, known, id, &record, private).await,
         None => {
             let id = VersionId(crate::random());
             let body = sealed(api, known, id, &record, None).await?;
-            let holders = std::collections::BTreeSet::new();
-            VersionNew { party, id, revision, copies: 0, holders, body }.into()
+            let (revision, holders) = (Some(private.revision()), std::collections::BTreeSet::new());
+            Ok(VersionNew { party, id, revision, copies: 0, holders, body }.into())
         }
-        Some(id) => {
-            let expect = body_of(api, id).await?;
-            let body = sealed(api, known, id, &record, None).await?;
-            VersionBody { id, expect, revision, body }.into()
-        }
-    };
-    write(api, vec![act]).await
+    }
 }
 
-async fn drop_tag(
+/// What takes the tag away.
+async fn dropping(
     api: &Api,
     known: &Known,
     tag: &Name,
-    expect: Option<Option<u32>>,
-) -> Result<(), Problem> {
-    check_own(api, known)?;
-    let now = stands(api, known, tag).await;
-    check_expected(tag, expect, now)?;
+    now: Option<u32>,
+    private: &PrivateView,
+) -> Result<Act, Problem> {
     if now.is_none() {
         return Err(Problem::not_found(
             format!("{} has no tag {tag}", known.name),
@@ -155,16 +175,31 @@ async fn drop_tag(
             "mesh data log NAME shows the tags",
         ));
     }
-    let private = api.data.private().await.ok_or_else(not_now)?;
-    let held = private.names().get(&known.name).and_then(|names| names.tags.get(tag));
-    let act: Act = match held {
-        Some((id, _)) => VersionDrop { id: *id }.into(),
-        None => {
-            let (party, name, tag) = (known.party, known.name.clone(), tag.clone());
-            TagSet { party, name, tag, expect: now, to: None }.into()
+    let (party, name, tag) = (known.party, known.name.clone(), tag.clone());
+    // A private one goes before one that all can see, as it does where it is looked for.
+    let held = private.names().get(&name).and_then(|names| {
+        let (id, number) = names.tags.get(&tag)?;
+        names.versions.contains_key(number).then_some(*id)
+    });
+    match held {
+        Some(id) => {
+            reseal(api, known, id, &Record::Tag { name, tag, number: NOTHING }, private).await
         }
-    };
-    write(api, vec![act]).await
+        None => Ok(TagSet { party, name, tag, expect: now, to: None }.into()),
+    }
+}
+
+/// What makes a sealed record say something else.
+async fn reseal(
+    api: &Api,
+    known: &Known,
+    id: VersionId,
+    record: &Record,
+    private: &PrivateView,
+) -> Result<Act, Problem> {
+    let expect = body_of(api, id).await?;
+    let body = sealed(api, known, id, record, None).await?;
+    Ok(VersionBody { id, expect, revision: Some(private.revision()), body }.into())
 }
 
 fn check_expected(
@@ -195,7 +230,7 @@ struct WantsShare {
 
 async fn share(State(api): State<Api>, bytes: Bytes) -> Answer {
     let WantsShare { r#ref, with, open, listed } = body(&bytes)?;
-    let known = resolve(&api, &r#ref).await?;
+    let known = resolve_one(&api, &r#ref).await?;
     let with = with.iter().map(|party| find_party(&api, party)).collect::<Result<Vec<_>, _>>()?;
     let visibility = match (open, listed, with.is_empty()) {
         (true, false, true) => Visibility::Open,
@@ -237,7 +272,7 @@ struct WantsUnshare {
 
 async fn unshare(State(api): State<Api>, bytes: Bytes) -> Answer {
     let WantsUnshare { r#ref, from } = body(&bytes)?;
-    let known = resolve(&api, &r#ref).await?;
+    let known = resolve_one(&api, &r#ref).await?;
     let from = from.iter().map(|party| find_party(&api, party)).collect::<Result<Vec<_>, _>>()?;
     let left = match &known.visibility {
         _ if from.is_empty() => Vec::new(),
@@ -334,7 +369,7 @@ struct WantsPin {
 async fn pin(State(api): State<Api>, bytes: Bytes) -> Answer {
     let WantsPin { r#ref, on } = body(&bytes)?;
     let known = resolve(&api, &r#ref).await?;
-    let found = api.data.find(known.id).await.ok_or_else(not_now)?;
+    let found = api.data.find(known.id).await.ok_or_else(|| super::not_for_us(&r#ref))?;
     let (store, manifest) = (api.data.store.clone(), found.manifest);
     let done = tokio::task::spawn_blocking(move || match on {
         true => store.pin(manifest, PINNED),
@@ -364,7 +399,7 @@ struct WantsRemove {
 async fn remove(State(api): State<Api>, bytes: Bytes) -> Answer {
     let WantsRemove { r#ref, all } = body(&bytes)?;
     let wanted = super::parse(&r#ref)?;
-    let known = resolve(&api, &r#ref).await?;
+    let known = resolve_one(&api, &r#ref).await?;
     check_own(&api, &known)?;
     if wanted.pick == Pick::Latest && !all {
         return Err(Problem::bad(

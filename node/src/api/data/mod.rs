@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use super::Api;
 use super::answer::{Answer, Problem, chain, date, has_state, item, items, query, quoted};
 use super::route::{Form, Route, field};
-use crate::data::catalogue::{Known, ResolveError, Visibility};
+use crate::data::catalogue::{EACH, Known, ResolveError, Visibility};
 use crate::engine::Roster;
 use crate::state::data::{DataRef, Pick};
 
@@ -206,10 +206,22 @@ async fn catalogue(api: &Api) -> Result<Vec<Known>, Problem> {
     api.data.catalogue().await.ok_or_else(not_now)
 }
 
-/// What a reference means.
+/// What a reference means to one who reads: `each/…` is the own party's, as for a task on this node.
 async fn resolve(api: &Api, text: &str) -> Result<Known, Problem> {
+    let mut wanted = parse(text)?;
+    if wanted.party.as_ref().is_some_and(|party| party.as_str() == EACH) {
+        wanted.party = None;
+    }
+    look_up(api, wanted).await
+}
+
+/// What a reference means to one who changes it: `each/…` is too many.
+async fn resolve_one(api: &Api, text: &str) -> Result<Known, Problem> {
+    look_up(api, parse(text)?).await
+}
+
+async fn look_up(api: &Api, wanted: DataRef) -> Result<Known, Problem> {
     has_state(api)?;
-    let wanted = parse(text)?;
     let mut found = api.data.resolve(&wanted).await;
     if matches!(found, Err(ResolveError::NoData(_))) && api.barrier().await.is_ok() {
         // It may have been pushed elsewhere a moment ago.
@@ -270,6 +282,14 @@ async fn manifest(
     })
 }
 
+fn not_for_us(reference: &str) -> Problem {
+    Problem::refused(
+        format!("{reference} is not for this node's party"),
+        "its party lists it, and keeps its content to itself",
+        "ask that party to share it",
+    )
+}
+
 fn not_now() -> Problem {
     Problem::unavailable(
         "this node cannot answer now",
@@ -310,7 +330,7 @@ async fn row(api: &Api, known: &Known) -> Value {
         "copies": known.holders.len(), "copies_wanted": known.copies,
         "created_at": date(known.created.time), "author": node_name(&roster, known.author),
         "tags": tags, "mine": roster.party_of(api.whoami.node) == Some(known.party),
-        "here": api.data.here(known).await,
+        "here": api.data.here(known, false).await,
     })
 }
 
@@ -321,6 +341,7 @@ async fn whole(api: &Api, known: &Known) -> Value {
         known.holders.iter().map(|node| holder(api, &roster, known, *node)).collect();
     let inputs: Vec<String> = known.lineage.inputs().iter().map(ToString::to_string).collect();
     let mut row = row(api, known).await;
+    row["here"] = api.data.here(known, true).await.into();
     let counts = match api.data.find(known.id).await {
         Some(found) => api.data.counts(found.manifest).await,
         None => None,

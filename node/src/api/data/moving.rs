@@ -2,6 +2,7 @@
 //!
 //! Whoever closes the connection stops it; what was stored stays, and the same again goes on from there.
 
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -20,7 +21,7 @@ use serde_json::{Value, json};
 use tokio::sync::{mpsc, watch};
 use tokio::time::interval;
 
-use super::super::answer::{Answer, Problem, SCHEMA, age, body, chain, millis, unwritten};
+use super::super::answer::{Answer, Problem, SCHEMA, body, chain, framed, millis, unwritten};
 use super::super::events::stream_permit;
 use super::super::guard::OverSocket;
 use super::super::route::{Form, Route, field};
@@ -99,7 +100,15 @@ async fn push(
     let wants: WantsPush = body(&bytes)?;
     check_local(local)?;
     check_path("path", &wants.path)?;
+    if api.is_removed() {
+        // Before anything is read.
+        return Err(Problem::removed());
+    }
     let wish = wish(&api, &wants)?;
+    if wish.visibility.is_none() {
+        // What is the default depends on how many parties there are: a node that lags must not guess.
+        api.barrier().await?;
+    }
     let tag = wants.tag.as_deref().map(super::change::parse_tag).transpose()?;
     let permit = stream_permit(&api)?;
     let (sender, progress) = watch::channel(push::Progress::default());
@@ -111,7 +120,7 @@ async fn push(
             let pushed = api.data.push(wish, &sender, cancel.0.clone()).await;
             let pushed = pushed.map_err(|error| unpushed(&api, error))?;
             if let Some(tag) = tag {
-                super::change::set_tag(&api, &pushed.known, &tag, None).await?;
+                super::change::change_tag(&api, &pushed.known, &tag, None, false).await?;
             }
             let Pushed { known, unchanged, new_bytes, shortfall } = pushed;
             let known = api.data.known(known.id).await.unwrap_or(known);
@@ -203,13 +212,7 @@ async fn pull(
         check_path("dir", dir)?;
     }
     let known = resolve(&api, &wants.r#ref).await?;
-    let found = api.data.find(known.id).await.ok_or_else(|| {
-        Problem::refused(
-            format!("{} is not for this node's party", wants.r#ref),
-            "its party lists it, and keeps its content to itself",
-            "ask that party to share it",
-        )
-    })?;
+    let found = api.data.find(known.id).await.ok_or_else(|| super::not_for_us(&wants.r#ref))?;
     let permit = stream_permit(&api)?;
     let (sender, progress) = watch::channel((false, pull::Progress::default()));
     let work = {
@@ -272,13 +275,36 @@ async fn lay_out(
     let cancel = Cancel(Arc::new(AtomicBool::new(false)));
     let laid = api.data.lay_out(found, dir.to_path_buf(), writable, cancel.0.clone(), show).await;
     laid.map_err(|error| match error {
-        crate::data::LayOutError::Tree(error) => Problem::refused(
-            format!("it cannot be laid out in {}", dir.display()),
-            chain(&error),
-            "name a directory that does not exist yet, or is empty",
-        ),
+        crate::data::LayOutError::Tree(error) => {
+            let hint = match tree_trouble(&error) {
+                Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) => {
+                    "make room there, or name a directory on another disk"
+                }
+                Some(io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem) => {
+                    "name a directory in which the user of this node may write"
+                }
+                _ => "name a directory that does not exist yet, or is empty",
+            };
+            Problem::refused(
+                format!("it cannot be laid out in {}", dir.display()),
+                chain(&error),
+                hint,
+            )
+        }
         crate::data::LayOutError::Pull(error) => unpulled(&error),
     })
+}
+
+/// What the system said, if it was the system that would not lay it out.
+fn tree_trouble(error: &(dyn std::error::Error + 'static)) -> Option<io::ErrorKind> {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if let Some(error) = error.downcast_ref::<io::Error>() {
+            return Some(error.kind());
+        }
+        cause = error.source();
+    }
+    None
 }
 
 /// What `verify` takes.
@@ -291,7 +317,7 @@ struct WantsVerify {
 async fn verify(State(api): State<Api>, bytes: Bytes) -> Answer {
     let WantsVerify { r#ref } = body(&bytes)?;
     let known = resolve(&api, &r#ref).await?;
-    let found = api.data.find(known.id).await.ok_or_else(not_now)?;
+    let found = api.data.find(known.id).await.ok_or_else(|| super::not_for_us(&r#ref))?;
     let permit = stream_permit(&api)?;
     let (sender, progress) = watch::channel(0u64);
     let total = known.bytes;
@@ -327,7 +353,11 @@ async fn verify(State(api): State<Api>, bytes: Bytes) -> Answer {
             let mut repaired = false;
             if !checked.damaged.is_empty() {
                 // What was bad is out of the way: the others have it.
-                repaired = api.data.bring(&found, How::default(), |_| {}).await.is_ok();
+                repaired = api.data.bring(&found, How::default(), |_| {}).await.is_ok()
+                    && api.data.is_here(&found).await;
+                if !repaired {
+                    api.data.say_lost(found.version).await;
+                }
             }
             Ok(json!({
                 "name": known.name.as_str(), "version": known.number,
@@ -391,13 +421,12 @@ fn lines<P: Clone + Send + Sync + 'static>(
         };
         let last = match last {
             Ok(item) => {
-                let pulse = api.pulse();
-                let age_ms = age(&pulse).map(millis);
-                json!({ "schema": SCHEMA, "kind": "done", "index": pulse.index, "age_ms": age_ms, "item": item })
+                let mut done = framed(&api.pulse(), "item", item);
+                done["kind"] = json!("done");
+                done
             }
             Err(problem) => {
                 let mut error = problem.json();
-                error["schema"] = json!(SCHEMA);
                 error["kind"] = json!("error");
                 error
             }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use mesh_consensus::id::{NodeId, PartyId, VersionId};
 
+use super::super::member::Member;
 use super::super::name::Name;
 use super::super::{Facts, State};
 use super::{DataRef, Numbers, Pick, SealedBytes, Version};
@@ -131,7 +132,10 @@ impl Numbers {
 impl Facts {
     /// Whether a copy on this node can be counted on.
     pub(super) fn counts_as_holder(&self, node: NodeId) -> bool {
-        let parties = self.parties.len();
-        self.staying(node).is_some_and(|member| !member.is_down(parties))
+        let is_down = |member: &Member| {
+            // Most are suspected by nobody, and this is asked of every holder.
+            !member.down_by.is_empty() && member.is_down(self.present_parties().len())
+        };
+        self.staying(node).is_some_and(|member| !is_down(member))
     }
 }
