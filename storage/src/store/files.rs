@@ -228,6 +228,28 @@ impl Files {
     }
 }
 
+/// Appends so many bytes of a file to `bytes`, into memory that was not zeroed for it.
+pub(super) fn read_exact_at(
+    file: &File,
+    offset: u64,
+    len: usize,
+    bytes: &mut Vec<u8>,
+) -> io::Result<()> {
+    let start = bytes.len();
+    bytes.reserve_exact(len);
+    while bytes.len() - start < len {
+        let at = offset + (bytes.len() - start) as u64;
+        match rustix::io::pread(file, rustix::buffer::spare_capacity(bytes), at) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    // There may have been more room than was asked for.
+    bytes.truncate(start + len);
+    Ok(())
+}
+
 #[cfg(test)]
 impl Watch {
     pub(crate) fn note(&self, step: impl FnOnce() -> Step) {

@@ -6,18 +6,21 @@
 //! chunk is written, so that a disk that fills up cannot keep us from recording what it holds.
 
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use mesh_consensus::id::{Hash, ObjectId};
+use mesh_consensus::time::Time;
 
-use super::files::Files;
+use super::files::{Files, Stamp, read_exact_at};
 use super::{StoreError, lock};
 use crate::bitmap::Bitmap;
 use crate::chunk::Chunk;
 
 const MAGIC: &[u8] = b"mesh bits 1\n";
+/// What was written this lately, and is read again, comes from memory.
+const LATELY: Duration = Duration::from_secs(10);
 /// Bytes of the checksum of a record.
 const CHECK: usize = 16;
 
@@ -40,6 +43,8 @@ struct State {
     writing: Bitmap,
     /// Of those we have, the ones that are in no record yet.
     fresh: Vec<u32>,
+    /// Those of the last record.
+    last: Vec<u32>,
     /// Open while there is something to sync.
     file: Option<Arc<File>>,
     /// Where the next record goes.
@@ -74,6 +79,7 @@ impl Partial {
             have,
             writing: Bitmap::new(count),
             fresh: Vec::new(),
+            last: Vec::new(),
             file: None,
             bits_end,
             is_whole: false,
@@ -137,10 +143,30 @@ impl Partial {
         Ok(file)
     }
 
-    /// Reads a chunk that is there. The caller compares its hash.
-    pub(super) fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), StoreError> {
-        let file = File::open(&self.data).map_err(StoreError::io(&self.data))?;
-        file.read_exact_at(bytes, offset).map_err(StoreError::io(&self.data))
+    /// Reads a chunk that is there. The caller compares its hash, unless it [is in memory](Self::is_in_memory).
+    pub(super) fn read(
+        &self,
+        offset: u64,
+        len: usize,
+        bytes: &mut Vec<u8>,
+    ) -> Result<Stamp, StoreError> {
+        let read = File::open(&self.data).and_then(|file| {
+            read_exact_at(&file, offset, len, bytes)?;
+            file.metadata()
+        });
+        read.map(|meta| Stamp::of(&meta)).map_err(StoreError::io(&self.data))
+    }
+
+    /// Whether a chunk was verified and written so lately that the disk has had no part in it: it is among those that
+    /// are not synced yet, or were last, and more is being written.
+    pub(super) fn is_in_memory(&self, chunk: usize, stamp: Stamp, now: Time) -> bool {
+        let changed = Time((stamp.mtime.0.max(0) as u64).saturating_mul(1000));
+        if now < changed || now.since(changed) > LATELY {
+            return false;
+        }
+        let state = lock(&self.state);
+        let is_it = |number: &u32| *number as usize == chunk;
+        state.fresh.iter().any(is_it) || state.last.iter().any(is_it)
     }
 
     /// Forgets a chunk that turned out to be something else.
@@ -194,9 +220,10 @@ impl Partial {
             state.file = None;
         }
         let recorded = self.record(files, &mut state, &unsynced.chunks);
-        if recorded.is_err() {
+        match recorded {
+            Ok(_) => state.last = unsynced.chunks,
             // They are on disk, and can be recorded next time.
-            state.fresh.extend(unsynced.chunks);
+            Err(_) => state.fresh.extend(unsynced.chunks),
         }
         recorded.map(|file| Some((file, self.bits.clone())))
     }

@@ -1,6 +1,7 @@
 //! Reading: nothing is handed out that does not hash to its name.
 //!
-//! A chunk is hashed when it is read, unless this process has done so lately and the file was not touched since.
+//! A chunk is hashed when it is read, unless this process has done so lately and the file was not touched since, or has
+//! fetched it so lately that the disk has had no part in it.
 //! What is found damaged goes to quarantine, and its object is no longer here. A file of the user that has changed
 //! stays where it is; only the index forgets it.
 
@@ -8,7 +9,6 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -17,7 +17,7 @@ use std::time::Duration;
 use mesh_consensus::id::{Hash, ObjectId};
 use mesh_consensus::time::Time;
 
-use super::files::Stamp;
+use super::files::{Stamp, read_exact_at};
 use super::index::{self, MANIFESTS, OBJECTS, ObjectRow, failure};
 use super::partial::Partial;
 use super::{Loaded, Place, Store, StoreError, lock};
@@ -89,7 +89,7 @@ enum Source {
     Stored(Stamp),
     /// With a stamp if it was one file.
     InPlace(Option<Stamp>),
-    Partial(Arc<Partial>),
+    Partial(Arc<Partial>, Stamp),
 }
 
 impl Store {
@@ -104,7 +104,7 @@ impl Store {
     }
 
     fn read_place(&self, place: Place, now: Time, may_trust: bool) -> Result<Vec<u8>, StoreError> {
-        let mut bytes = vec![0; place.what.bytes as usize];
+        let mut bytes = Vec::with_capacity(place.what.bytes as usize);
         let source = self.read_raw(&place, &mut bytes)?;
         let Some((source, is_short)) = source else {
             self.forget_gone(place.id)?;
@@ -112,9 +112,13 @@ impl Store {
         };
         let stamp = match &source {
             Source::Stored(stamp) | Source::InPlace(Some(stamp)) => Some(*stamp),
-            Source::InPlace(None) | Source::Partial(_) => None,
+            Source::InPlace(None) | Source::Partial(..) => None,
         };
-        if may_trust && !is_short && stamp.is_some_and(|stamp| self.trusts(&place, stamp, now)) {
+        let is_trusted = match &source {
+            Source::Partial(partial, stamp) => partial.is_in_memory(place.chunk, *stamp, now),
+            _ => stamp.is_some_and(|stamp| self.trusts(&place, stamp, now)),
+        };
+        if may_trust && !is_short && is_trusted {
             return Ok(bytes);
         }
         if !is_short && Hash::of(&bytes) == place.what.id {
@@ -126,7 +130,7 @@ impl Store {
         match source {
             Source::Stored(stamp) => self.quarantine(place.id, Some(stamp))?,
             Source::InPlace(_) => self.forget(place.id)?,
-            Source::Partial(partial) => partial.forget(&self.inner.files, place.chunk)?,
+            Source::Partial(partial, _) => partial.forget(&self.inner.files, place.chunk)?,
         }
         Err(StoreError::Damaged { what: format!("object {}", place.id) })
     }
@@ -135,31 +139,33 @@ impl Store {
     fn read_raw(
         &self,
         place: &Place,
-        bytes: &mut [u8],
+        bytes: &mut Vec<u8>,
     ) -> Result<Option<(Source, bool)>, StoreError> {
         let Place { id, offset, .. } = *place;
+        let len = place.what.bytes as usize;
         // An object may be claimed between two looks: then the second round finds it.
         for _ in 0..2 {
             let path = self.inner.files.object(id);
             match File::open(&path) {
                 Ok(file) => {
                     let stamp = Stamp::of(&file.metadata().map_err(StoreError::io(&path))?);
-                    let is_short = is_short(&path, file.read_exact_at(bytes, offset))?;
+                    let is_short = is_short(&path, read_exact_at(&file, offset, len, bytes))?;
                     return Ok(Some((Source::Stored(stamp), is_short)));
                 }
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(StoreError::io(&path)(error)),
             }
             if self.inner.index.holds(id)? == Some(true) {
-                return self.read_in_place(id, offset, bytes).map(Some);
+                return self.read_in_place(id, offset, len, bytes).map(Some);
             }
             let Some(partial) = self.live_partial(id) else { return Ok(None) };
             if !partial.has(place.chunk) {
                 return Ok(None);
             }
-            if partial.read(offset, bytes).is_ok() {
-                return Ok(Some((Source::Partial(partial), false)));
+            if let Ok(stamp) = partial.read(offset, len, bytes) {
+                return Ok(Some((Source::Partial(partial, stamp), false)));
             }
+            bytes.clear();
         }
         Ok(None)
     }
@@ -168,29 +174,27 @@ impl Store {
         &self,
         id: ObjectId,
         offset: u64,
-        bytes: &mut [u8],
+        len: usize,
+        bytes: &mut Vec<u8>,
     ) -> Result<(Source, bool), StoreError> {
-        let segments = self.inner.index.segments(id, offset, bytes.len() as u64)?;
+        let segments = self.inner.index.segments(id, offset, len as u64)?;
         let mut stamps = Vec::new();
-        let mut done = 0;
         for (start, segment) in &segments {
             let path = Path::new(std::ffi::OsStr::from_bytes(&segment.path));
+            let done = bytes.len();
             let at = (offset + done as u64).saturating_sub(*start);
-            let len =
-                (segment.stamp.bytes.saturating_sub(at)).min((bytes.len() - done) as u64) as usize;
-            let part = &mut bytes[done..done + len];
+            let part = (segment.stamp.bytes.saturating_sub(at)).min((len - done) as u64) as usize;
             // Whatever is wrong with a file of the user, for us it only means that it is gone.
             let read = File::open(path).and_then(|file| {
                 stamps.push(Stamp::of(&file.metadata()?));
-                file.read_exact_at(part, at)
+                read_exact_at(&file, at, part, bytes)
             });
             if read.is_err() {
                 return Ok((Source::InPlace(None), true));
             }
-            done += len;
         }
         let stamp = if let [stamp] = stamps[..] { Some(stamp) } else { None };
-        Ok((Source::InPlace(stamp), done < bytes.len()))
+        Ok((Source::InPlace(stamp), bytes.len() < len))
     }
 
     /// A chunk from wherever it is here, or nothing. For fetches.
@@ -206,8 +210,8 @@ impl Store {
         // What is in quarantine is mostly whole.
         let path = self.inner.files.quarantine(&place.id.to_string());
         let Ok(file) = File::open(&path) else { return Ok(None) };
-        let mut bytes = vec![0; place.what.bytes as usize];
-        let read = file.read_exact_at(&mut bytes, place.offset);
+        let mut bytes = Vec::new();
+        let read = read_exact_at(&file, place.offset, place.what.bytes as usize, &mut bytes);
         Ok((read.is_ok() && Hash::of(&bytes) == place.what.id).then_some(bytes))
     }
 

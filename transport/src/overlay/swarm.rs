@@ -1,10 +1,18 @@
 //! The transports put together, the connections, and the task that runs them.
 //!
 //! Who dialled a connection owns it: it closes it when it no longer keeps that peer, and the other side leaves it
-//! alone as long as the peer is allowed. So a peer that we keep stays, although it may not keep us. If two nodes dial
-//! each other at once, the one with the higher id closes its own. A peer that opens no gossip stream is
-//! idle, and goes after [`IDLE`]; a dead one is noticed by QUIC's keep-alive, or over TCP, which has none,
-//! by an identify request without an answer.
+//! alone as long as the peer is allowed. So a peer that we keep stays, although it may not keep us. A peer that opens
+//! no gossip stream is idle, and goes after [`IDLE`]; a dead one is noticed by QUIC's keep-alive, or over TCP, which
+//! has none, by an identify request without an answer.
+//!
+//! Gossipsub tells a peer what it subscribes to once: over whichever connection comes first. A peer that misses it never
+//! sends us a message, so a second connection needs care:
+//!
+//! - Two nodes dial each other at once: the one with the higher id closes its own, [`SETTLED`] later, when all has
+//!   been said over both.
+//! - A peer dials whose connection has stood for longer than dials [cross](CROSSING): it has started anew, or lost that
+//!   connection, and would be told nothing over the new one. All connections to it are closed, and the next begins from
+//!   nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -45,6 +53,10 @@ const MAX_STREAMS: u32 = 16;
 /// What a peer may send ahead over QUIC, per stream and in all. Messages are of 1 KiB.
 const STREAM_WINDOW: u32 = 64 * 1024;
 const CONNECTION_WINDOW: u32 = 256 * 1024;
+/// What a connection needs to carry what is said on meeting, over slow and lossy wires, too.
+const SETTLED: Duration = Duration::from_secs(5);
+/// Two connections that are this far apart were not dialled at once.
+const CROSSING: Duration = Duration::from_secs(1);
 /// Two, for both may dial at once.
 const MAX_PER_PEER: u32 = 2;
 /// Eight are expected, twenty are rare: room for many nodes that find few others.
@@ -141,8 +153,15 @@ pub(super) struct Task {
     learned: BTreeMap<NodeId, Vec<SocketAddr>>,
     /// Found by multicast, strangers among them: used for allowed nodes of which nothing was learned.
     found: BTreeMap<NodeId, BTreeSet<SocketAddr>>,
-    /// Open connections, and whether we dialled each. No inner map is empty.
-    open: BTreeMap<NodeId, BTreeMap<ConnectionId, bool>>,
+    /// Open connections. No inner map is empty.
+    open: BTreeMap<NodeId, BTreeMap<ConnectionId, Open>>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Open {
+    /// Whether we dialled.
+    dialled: bool,
+    since: Instant,
 }
 
 impl Task {
@@ -352,16 +371,15 @@ impl Task {
             self.swarm.close_connection(connection);
             return;
         };
+        let now = Instant::now();
         let open = self.open.entry(node).or_default();
-        open.insert(connection, dialled);
-        self.keep.on_up(Instant::now(), node);
-        debug!(peer = %node.short(), dialled, "connected");
-        // Both dialled at once: one of the two connections is enough, and both ends know which.
-        if self.own > node && open.values().any(|dialled| !dialled) {
-            let ours: Vec<ConnectionId> =
-                open.iter().filter(|(_, dialled)| **dialled).map(|(id, _)| *id).collect();
-            for id in ours {
-                self.swarm.close_connection(id);
+        let starts_anew = open.values().any(|open| now.duration_since(open.since) >= CROSSING);
+        open.insert(connection, Open { dialled, since: now });
+        self.keep.on_up(now, node);
+        debug!(peer = %node.short(), dialled, starts_anew, "connected");
+        if starts_anew {
+            for id in open.keys() {
+                self.swarm.close_connection(*id);
             }
         }
         self.count();
@@ -390,21 +408,37 @@ impl Task {
 
     /// Makes the connections as they should be. Returns when to look again.
     fn tend(&mut self) -> Option<Instant> {
-        let plan = self.keep.plan(Instant::now());
+        let now = Instant::now();
+        let plan = self.keep.plan(now);
         for node in plan.dial {
             self.dial(node);
         }
+        let mut wake_at = plan.wake_at;
         for (node, open) in &self.open {
-            if plan.kept.contains(node) {
+            let reason = if !plan.kept.contains(node) {
+                "others are nearer"
+            } else if self.own > *node && open.values().any(|open| !open.dialled) {
+                "both dialled, and theirs is enough"
+            } else {
                 continue;
-            }
-            for (connection, dialled) in open {
-                if *dialled && self.swarm.close_connection(*connection) {
-                    debug!(peer = %node.short(), "closing: others are nearer");
+            };
+            // Theirs may be the younger one.
+            let settled = open.values().map(|open| open.since + SETTLED).max();
+            let ours = open.iter().filter(|(_, open)| open.dialled).map(|(id, _)| *id);
+            for id in ours {
+                match settled {
+                    Some(at) if at > now => {
+                        wake_at = Some(wake_at.map_or(at, |sooner: Instant| sooner.min(at)));
+                    }
+                    _ => {
+                        if self.swarm.close_connection(id) {
+                            debug!(peer = %node.short(), reason, "closing");
+                        }
+                    }
                 }
             }
         }
-        plan.wake_at
+        wake_at
     }
 
     fn dial(&mut self, node: NodeId) {
