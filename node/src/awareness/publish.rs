@@ -41,6 +41,7 @@ pub struct Publisher {
     /// The sequence of the last message.
     sequence: u64,
     random: fastrand::Rng,
+    refresh: Duration,
     last: Option<Last>,
 }
 
@@ -60,7 +61,13 @@ struct Last {
 impl Publisher {
     /// Has said nothing yet. For the incarnation see [`incarnation`](super::signed::incarnation).
     pub fn new(incarnation: u64, seed: u64) -> Self {
-        Self { incarnation, sequence: 0, random: fastrand::Rng::with_seed(seed), last: None }
+        let random = fastrand::Rng::with_seed(seed);
+        Self { incarnation, sequence: 0, random, refresh: REFRESH, last: None }
+    }
+
+    /// Repeats the whole record more often than every [`REFRESH`].
+    pub fn every(self, refresh: Duration) -> Self {
+        Self { refresh, ..self }
     }
 
     /// What to say at `now`, if anything, given how things stand.
@@ -128,8 +135,9 @@ impl Publisher {
             last => {
                 let same = last.as_ref().filter(|last| same_but_for_load(record, &last.record));
                 let of = same.map_or(sequence, |last| last.of);
-                let jitter = JITTER.mul_f64(2.0 * self.random.f64());
-                let refresh_at = now + REFRESH - JITTER + jitter;
+                let most = JITTER.min(self.refresh / 5);
+                let jitter = most.mul_f64(2.0 * self.random.f64());
+                let refresh_at = now + self.refresh - most + jitter;
                 *last =
                     Some(Last { record: record.clone(), of, at: now, whole_at: now, refresh_at });
             }

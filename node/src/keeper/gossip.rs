@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use crate::awareness::gpu;
 use crate::awareness::hub::Peer;
 use crate::awareness::network;
-use crate::awareness::publish::Publisher;
+use crate::awareness::publish::{Publisher, REFRESH};
 use crate::awareness::record::{Facts, Load, Record};
 use crate::awareness::resources::Machine;
 use crate::awareness::signed::incarnation;
@@ -50,7 +50,8 @@ pub async fn gossip(
     if let Err(error) = handle.dir.keep_cached("incarnation", &incarnation) {
         tracing::warn!(error = &error as &dyn std::error::Error, "the incarnation was not kept");
     }
-    let mut publisher = Publisher::new(incarnation, u64::from_le_bytes(crate::random()));
+    let seed = u64::from_le_bytes(crate::random());
+    let mut publisher = Publisher::new(incarnation, seed).every(refresh());
     let mut meter = Meter {
         machine: Machine::open(handle.dir.path()),
         gpus: gpu::Watch::start(None, MEASURE),
@@ -105,6 +106,15 @@ pub async fn gossip(
                 }
             }
         }
+    }
+}
+
+/// How often the whole record is repeated. Tests of real processes take a member for lost that is silent for seconds: one
+/// that is there must be heard more often than that.
+fn refresh() -> Duration {
+    match std::env::var("MESH_TEST_WAITS").as_deref() {
+        Ok("short") => Duration::from_secs(2),
+        _ => REFRESH,
     }
 }
 

@@ -61,6 +61,16 @@ fn a_node_at_rest_repeats_itself_about_every_forty_five_seconds() {
 }
 
 #[test]
+fn a_node_that_is_to_be_heard_more_often_repeats_itself_more_often() {
+    let start = clock::steady();
+    let mut publisher = Publisher::new(1, 0).every(ms(2000));
+    let seconds = 0..60u64;
+    let said = seconds.map(|second| says(&mut publisher, start + ms(1000 * second), &record()));
+    let said: String = said.collect();
+    assert!(!said.contains("---"), "{said}");
+}
+
+#[test]
 fn a_changed_fact_is_told_whole_and_a_changed_load_alone() {
     let start = clock::steady();
     let mut publisher = Publisher::new(1, 0);
