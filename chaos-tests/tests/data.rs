@@ -306,6 +306,48 @@ fn what_was_acknowledged_outlives_the_one_who_pushed_it() {
     calm(&fleet);
 }
 
+#[test]
+fn a_holder_that_comes_back_leaves_no_copy_too_many() {
+    let (key, value) = SHORT_WAITS;
+    let mut fleet = Plan::loopback(4).setting(key, value).found().unwrap();
+    let dir = aside(&fleet.hosts[0], "tree");
+    random_tree(&dir, 11, 8 * MIB);
+    data(&fleet.hosts[0], &["push", text(&dir)]);
+    // A busy machine may take somebody for lost: then there were four for a while.
+    let exactly = |fleet: &Fleet, copies: usize| -> Vec<String> {
+        let mut holders = Vec::new();
+        let found = until(PATIENCE, || {
+            holders = until_copies(&fleet.hosts[0], "tree", 3);
+            (holders.len() == copies).then_some(())
+        });
+        assert!(found.is_some(), "not {copies} copies: {holders:?}");
+        holders.sort();
+        holders
+    };
+    let holders = exactly(&fleet, 3);
+    let holds = |host: &Host| holders.contains(&host.name);
+    let lost = fleet.hosts.iter().rposition(holds).unwrap();
+    let fourth = fleet.hosts.iter().position(|host| !holds(host)).unwrap();
+    let fourth = fleet.hosts[fourth].name.clone();
+    assert_ne!(lost, 0, "n0 is asked");
+    fleet.hosts[lost].kill().unwrap();
+    fleet.leader_but(lost).unwrap();
+    let repaired = exactly(&fleet, 4);
+    assert!(repaired.contains(&fourth), "{repaired:?}");
+
+    up(&mut fleet.hosts[lost]);
+    fleet.settle().unwrap();
+    let left = exactly(&fleet, 3);
+    println!("held by {holders:?}, then by {repaired:?}, in the end by {left:?}");
+    // And it stays so.
+    std::thread::sleep(Duration::from_secs(12));
+    assert_eq!(exactly(&fleet, 3), left, "copies come and go");
+    for host in &fleet.hosts {
+        reads_back(host, "tree", &dir);
+    }
+    calm(&fleet);
+}
+
 /// Names that were acknowledged, and where their bytes came from.
 type Acknowledged = Vec<(String, PathBuf)>;
 

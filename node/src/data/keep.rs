@@ -4,6 +4,9 @@
 //! others give or take a moment: of those who may hold a version and do not, the ones that placement
 //! ranks first take what is missing. A version that is new is fetched at once. A holder that fell
 //! silent is waited for a while, since most come back, and what is fetched in its stead is fetched slowly.
+//!
+//! If it comes back after all, there is a copy too many. The one that placement ranks last releases its own, through
+//! the log: the state refuses that where it would leave fewer than are wanted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -16,7 +19,7 @@ use tokio::time::{Instant, sleep};
 use super::pull::How;
 use super::{Data, Found};
 use crate::clock;
-use crate::handle::Ask;
+use crate::handle::{Ask, WriteError};
 use crate::state::State;
 use crate::state::command::Act;
 use crate::state::data::{Claim, Hold, Version};
@@ -29,6 +32,11 @@ const APART: Duration = Duration::from_millis(100);
 const LOST: Duration = Duration::from_secs(600);
 /// Whoever was heard within this time can take a copy.
 const AWAKE: Duration = Duration::from_secs(15);
+/// Whoever is there was heard within this time: a node at rest repeats itself about every 45 s, and at least every 54 s.
+/// Shorter than [`SETTLED`]: who has just started takes everybody for awake, and must have listened before it decides.
+const HEARD: Duration = Duration::from_secs(58);
+/// A copy too many is released once it was one for this long, with the same holders all the while.
+const SETTLED: Duration = Duration::from_secs(60);
 /// What is older, and lacks a copy, has lost one.
 const NEW: Duration = Duration::from_secs(600);
 /// What a copy that stands in for a lost one may take of the wire, in bytes a second.
@@ -41,6 +49,8 @@ pub(crate) const PINNED: &str = "pinned";
 const AT_ONCE: usize = 2;
 /// Versions that are looked at in one go.
 const MAX_DUTIES: usize = 1024;
+/// Copies that are released in one go: what was seen must not be long ago when the last of them is.
+const MAX_RELEASES: usize = 64;
 /// After a failure a version is left alone for this long.
 const REST: Duration = Duration::from_secs(10);
 
@@ -49,6 +59,14 @@ pub(super) fn lost() -> Duration {
     match std::env::var("MESH_TEST_WAITS").as_deref() {
         Ok("short") => Duration::from_secs(8),
         _ => LOST,
+    }
+}
+
+/// How long a copy too many is looked at before it is released. As [`lost`].
+fn settled() -> Duration {
+    match std::env::var("MESH_TEST_WAITS").as_deref() {
+        Ok("short") => Duration::from_secs(2),
+        _ => SETTLED,
     }
 }
 
@@ -66,6 +84,9 @@ struct Duty {
     repairs: bool,
 }
 
+/// Versions of which this node's copy is one too many: who held each when that was seen first, and when it was.
+type Spare = BTreeMap<VersionId, (BTreeSet<NodeId>, Instant)>;
+
 /// Runs for as long as the node does.
 pub(crate) async fn run(data: Data) {
     let mut pulse = data.shown.pulse.clone();
@@ -73,6 +94,10 @@ pub(crate) async fn run(data: Data) {
     let mut fetching: JoinSet<(VersionId, bool)> = JoinSet::new();
     let mut under_way: BTreeSet<VersionId> = BTreeSet::new();
     let mut looked: Option<(u64, Instant)> = None;
+    let mut releasing: JoinSet<()> = JoinSet::new();
+    let mut spare = Spare::new();
+    let mut compared: Option<Instant> = None;
+    let settled = settled();
     loop {
         let revision = data.look(|state| state.data_revision()).await;
         let due = looked.is_none_or(|(seen, at)| Some(seen) != revision || at.elapsed() >= LOOK);
@@ -88,6 +113,17 @@ pub(crate) async fn run(data: Data) {
                 }
             }
         }
+        let due = compared.is_none_or(|at| at.elapsed() >= LOOK);
+        if due && releasing.is_empty() {
+            compared = Some(Instant::now());
+            if let Some(now) = data.spare().await {
+                let versions = ripe(&mut spare, now, Instant::now(), settled);
+                if !versions.is_empty() {
+                    let data = data.clone();
+                    releasing.spawn(async move { data.release(versions).await });
+                }
+            }
+        }
         tokio::select! {
             done = fetching.join_next(), if !fetching.is_empty() => {
                 if let Some(Ok((version, fine))) = done {
@@ -98,6 +134,7 @@ pub(crate) async fn run(data: Data) {
                     looked = None;
                 }
             }
+            _ = releasing.join_next(), if !releasing.is_empty() => {}
             changed = pulse.changed() => if changed.is_err() { return },
             () = sleep(LOOK) => {}
         }
@@ -135,6 +172,45 @@ impl Data {
             duties.into_iter().map(|(_, duty)| duty).take(MAX_DUTIES).collect()
         });
         duties.await.unwrap_or_default()
+    }
+
+    /// The versions of which this node's copy is one too many, and who holds them.
+    async fn spare(&self) -> Option<Vec<(VersionId, BTreeSet<NodeId>)>> {
+        let (me, silence, lost) = (self.whoami.node, self.silence(), self.lost);
+        let spare = self.look(move |state| {
+            let mut spare = Vec::new();
+            for (id, version) in state.versions() {
+                if releases(state, *id, version, me, &silence, lost) {
+                    spare.push((*id, version.holders.clone()));
+                }
+                if spare.len() >= MAX_DUTIES {
+                    break;
+                }
+            }
+            spare
+        });
+        spare.await
+    }
+
+    /// Says of these versions that this node's copy is not to be counted on any more. Its bytes are let go once it is
+    /// agreed that nobody does: see `tidy`.
+    async fn release(&self, versions: Vec<VersionId>) {
+        for version in versions {
+            let act = Act::Hold(Hold { id: version, claim: Claim::Released });
+            match self.writer.write(vec![Ask { act, signed: false }]).await {
+                Ok(_) => {
+                    tracing::info!(%version, "a copy too many is no longer counted on");
+                }
+                Err(WriteError::Refused { refusal, .. }) => {
+                    tracing::debug!(%version, %refusal, "a copy is needed after all");
+                }
+                Err(error) => {
+                    // Perhaps there is no leader. By then much may have changed: the next look decides anew.
+                    tracing::debug!(%version, %error, "a copy could not be released");
+                    return;
+                }
+            }
+        }
     }
 
     /// How many nodes beside the holders could take a copy now.
@@ -223,9 +299,183 @@ fn takes(
     first.contains(&me) || owners(id, &beside, missing - first.len().min(missing)).contains(&me)
 }
 
+/// Whether the copy of `me` is one too many. Of the holders that are there only the one that placement ranks last says
+/// so, and so they go one at a time. If two do because they have heard different nodes, the state refuses whichever
+/// is needed.
+fn releases(
+    state: &State,
+    id: VersionId,
+    version: &Version,
+    me: NodeId,
+    silence: &BTreeMap<NodeId, Duration>,
+    lost: Duration,
+) -> bool {
+    let wanted = usize::from(version.copies);
+    if !version.holders.contains(&me) || state.live_copies(version) <= wanted {
+        return false;
+    }
+    // Whoever others make up for does not count, however short that wait is.
+    let longest = HEARD.min(lost);
+    let is_there = |node: &NodeId| {
+        state.is_member(*node) && silence.get(node).is_some_and(|silent| *silent <= longest)
+    };
+    let there: Vec<Candidate<'_>> = version
+        .holders
+        .iter()
+        .copied()
+        .filter(is_there)
+        .map(|node| Candidate { node, domain: domain(state, node), weight: 1 })
+        .collect();
+    there.len() > wanted && owners(id, &there, there.len()).last() == Some(&me)
+}
+
+/// Of what is to spare `now`, what was so for as long as `settled` and has the same holders still.
+fn ripe(
+    spare: &mut Spare,
+    now: Vec<(VersionId, BTreeSet<NodeId>)>,
+    at: Instant,
+    settled: Duration,
+) -> Vec<VersionId> {
+    let mut before = std::mem::take(spare);
+    for (id, holders) in now {
+        let since = match before.remove(&id) {
+            Some((same, since)) if same == holders => since,
+            _ => at,
+        };
+        spare.insert(id, (holders, since));
+    }
+    let ripe = spare.iter().filter(|(_, (_, since))| at.duration_since(*since) >= settled);
+    ripe.map(|(id, _)| *id).take(MAX_RELEASES).collect()
+}
+
 /// What a node shares its fate with: its label `domain`, or what it said of itself.
 fn domain(state: &State, node: NodeId) -> Option<&str> {
     let labelled = state.labels(node).find(|(key, _)| key.as_str() == "domain");
     let said = || state.members().get(&node)?.report.domain.as_ref().map(|name| name.as_str());
     labelled.map(|(_, value)| value.as_str()).or_else(said)
+}
+
+#[cfg(test)]
+mod tests {
+    use mesh_consensus::id::Hash;
+
+    use super::*;
+    use crate::state::command::Leave;
+    use crate::state::data::{Body, Lineage, Plain, Readers, VersionNew};
+    use crate::state::level::LEVEL;
+    use crate::state::refusal::Refusal;
+    use crate::state::testing::{Scene, id, name, node, party_id};
+
+    const VERSION: VersionId = VersionId([7; 16]);
+    const RELEASED: Hold = Hold { id: VERSION, claim: Claim::Released };
+
+    /// Nodes 1 to 5 of one party, and a version of which three copies are wanted and these hold one.
+    fn scene(holders: &[u8]) -> Scene {
+        let mut scene = Scene::new();
+        for n in 2..=5 {
+            scene.join(1, n).unwrap();
+        }
+        scene.raise_to(LEVEL);
+        let (name, manifest) = (name("mnist"), Hash([8; 32]));
+        let (readers, lineage) = (Readers::Everyone, Lineage::default());
+        let body =
+            Body::Plain(Plain { name, number: 1, manifest, bytes: 1, files: 1, readers, lineage });
+        let holders = holders.iter().map(|n| id(*n)).collect();
+        let (party, revision) = (party_id(1), None);
+        let act = VersionNew { party, id: VERSION, revision, copies: 3, holders, body };
+        scene.act(&node(1), act).unwrap();
+        scene
+    }
+
+    /// Who would release its copy, if these are silent for so long and the others were just heard.
+    fn who(scene: &Scene, silent: &[u8], for_long: Duration) -> Vec<u8> {
+        let of = |n: u8| if silent.contains(&n) { for_long } else { Duration::ZERO };
+        let silence: BTreeMap<NodeId, Duration> = (1..=5).map(|n| (id(n), of(n))).collect();
+        let version = scene.state.version(VERSION).unwrap();
+        let would = |n: &u8| releases(&scene.state, VERSION, version, id(*n), &silence, LOST);
+        (1..=5).filter(would).collect()
+    }
+
+    /// Which of these placement ranks last.
+    fn last(scene: &Scene, among: &[u8]) -> u8 {
+        let candidate =
+            |n: &u8| Candidate { node: id(*n), domain: domain(&scene.state, id(*n)), weight: 1 };
+        let candidates: Vec<Candidate<'_>> = among.iter().map(candidate).collect();
+        let ranked = owners(VERSION, &candidates, candidates.len());
+        among.iter().copied().find(|n| Some(&id(*n)) == ranked.last()).unwrap()
+    }
+
+    #[test]
+    fn of_too_many_holders_the_one_that_placement_ranks_last_releases_its_copy() {
+        for holders in [&[1, 2, 3, 4][..], &[2, 3, 4, 5], &[1, 2, 3, 4, 5]] {
+            let scene = scene(holders);
+            assert_eq!(who(&scene, &[], Duration::ZERO), [last(&scene, holders)]);
+        }
+    }
+
+    #[test]
+    fn nobody_releases_a_copy_that_is_wanted() {
+        for holders in [&[1][..], &[1, 2], &[1, 2, 3], &[3, 4, 5]] {
+            assert_eq!(who(&scene(holders), &[], Duration::ZERO), [0u8; 0], "{holders:?}");
+        }
+    }
+
+    #[test]
+    fn holders_that_are_silent_or_leaving_do_not_count() {
+        let mut scene = scene(&[1, 2, 3, 4]);
+        let all = last(&scene, &[1, 2, 3, 4]);
+        assert_eq!(who(&scene, &[2], HEARD), [all], "a node at rest says little");
+        assert_eq!(who(&scene, &[2], HEARD + Duration::from_secs(1)), [0u8; 0]);
+        scene.seat_voters(&[1, 4]);
+        scene.act(&node(4), Leave { node: id(4) }).unwrap();
+        assert_eq!(who(&scene, &[], Duration::ZERO), [0u8; 0]);
+        // With one more there are enough again, and it is one of those who are there that goes.
+        let scene = self::scene(&[1, 2, 3, 4, 5]);
+        let there = last(&scene, &[1, 3, 4, 5]);
+        assert_eq!(who(&scene, &[2], 2 * HEARD), [there]);
+    }
+
+    #[test]
+    fn where_two_share_a_domain_one_of_these_goes() {
+        let mut scene = scene(&[1, 2, 3, 4]);
+        for (n, rack) in [(1, "a"), (2, "b"), (3, "b"), (4, "c")] {
+            scene.report(n, |report| report.domain = Some(name(rack)));
+        }
+        let gone = who(&scene, &[], Duration::ZERO);
+        assert!(gone == [2] || gone == [3], "{gone:?}");
+    }
+
+    #[test]
+    fn the_state_refuses_to_go_below_what_is_wanted_whatever_nodes_believe() {
+        let mut scene = scene(&[1, 2, 3, 4]);
+        let [first] = who(&scene, &[], Duration::ZERO)[..] else { panic!("one releases") };
+        scene.act(&node(first), RELEASED).unwrap();
+        let others = (1..=4).filter(|n| *n != first);
+        for other in others {
+            assert_eq!(scene.act(&node(other), RELEASED), Err(Refusal::StillNeeded));
+        }
+        assert_eq!(scene.state.version(VERSION).unwrap().holders.len(), 3);
+        assert_eq!(who(&scene, &[], Duration::ZERO), [0u8; 0]);
+    }
+
+    #[test]
+    fn a_copy_is_released_only_after_it_was_too_many_for_a_while() {
+        let holders = |nodes: &[u8]| nodes.iter().map(|n| id(*n)).collect::<BTreeSet<NodeId>>();
+        let (begun, mut spare) = (Instant::now(), Spare::new());
+        let mut at = |seconds: u64, nodes: Option<&[u8]>| {
+            let now = nodes.map(|nodes| (VERSION, holders(nodes))).into_iter().collect();
+            ripe(&mut spare, now, begun + Duration::from_secs(seconds), SETTLED)
+        };
+        let four: Option<&[u8]> = Some(&[1, 2, 3, 4]);
+        let five: Option<&[u8]> = Some(&[1, 2, 3, 4, 5]);
+        assert_eq!(at(0, four), []);
+        assert_eq!(at(59, four), []);
+        assert_eq!(at(60, four), [VERSION]);
+        // Another holder, or a moment in which it was not too many, and it begins anew.
+        assert_eq!(at(61, five), []);
+        assert_eq!(at(120, four), []);
+        assert_eq!(at(180, None), []);
+        assert_eq!(at(181, four), []);
+        assert_eq!(at(241, four), [VERSION]);
+    }
 }

@@ -39,7 +39,7 @@ pub mod seats;
 pub mod ticket;
 
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 

@@ -29,7 +29,7 @@ fn key(role: u8, n: u8) -> SigningKey {
 }
 
 /// The key of node `n`.
-pub(super) fn node(n: u8) -> SigningKey {
+pub(crate) fn node(n: u8) -> SigningKey {
     key(1, n)
 }
 
@@ -43,11 +43,11 @@ pub(super) fn seed(n: u8) -> SigningKey {
     key(3, n)
 }
 
-pub(super) fn id(n: u8) -> NodeId {
+pub(crate) fn id(n: u8) -> NodeId {
     NodeId(node(n).verifying_key().to_bytes())
 }
 
-pub(super) fn party_id(n: u8) -> PartyId {
+pub(crate) fn party_id(n: u8) -> PartyId {
     PartyId(party(n).verifying_key().to_bytes())
 }
 
@@ -63,7 +63,7 @@ pub(super) fn first(n: u8) -> TicketId {
     ticket(FIRST + n)
 }
 
-pub(super) fn name(text: &str) -> Name {
+pub(crate) fn name(text: &str) -> Name {
     text.parse().unwrap()
 }
 
@@ -81,8 +81,8 @@ pub(super) fn founding() -> Founding {
 }
 
 /// A mesh at level 1 that begins with party 1 and its node 1, and whose binary supports all levels.
-pub(super) struct Scene {
-    pub(super) state: State,
+pub(crate) struct Scene {
+    pub(crate) state: State,
     pub(super) mesh: MeshId,
     /// Of the last entry.
     pub(super) index: u64,
@@ -90,7 +90,7 @@ pub(super) struct Scene {
 }
 
 impl Scene {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let state = State::genesis(founding(), LEVEL).unwrap();
         Self { state, mesh: mesh_id(&founding()), index: 1, time: founding().time }
     }
@@ -137,7 +137,7 @@ impl Scene {
         }
     }
 
-    pub(super) fn act(&mut self, author: &SigningKey, act: impl Into<Act>) -> Result<(), Refusal> {
+    pub(crate) fn act(&mut self, author: &SigningKey, act: impl Into<Act>) -> Result<(), Refusal> {
         let at = self.at(author);
         self.apply(&at, &act.into().command())
     }
@@ -217,7 +217,7 @@ impl Scene {
     }
 
     /// Lets node `n` into party `of`, with a ticket of its own.
-    pub(super) fn join(&mut self, of: u8, n: u8) -> Result<(), Refusal> {
+    pub(crate) fn join(&mut self, of: u8, n: u8) -> Result<(), Refusal> {
         self.join_with(of, n, false)
     }
 
@@ -267,21 +267,21 @@ impl Scene {
         self.act(&node(n), Leave { node: id(n) })
     }
 
-    pub(super) fn report(&mut self, n: u8, change: impl FnOnce(&mut Report)) {
+    pub(crate) fn report(&mut self, n: u8, change: impl FnOnce(&mut Report)) {
         let mut report = self.member(n).report.clone();
         change(&mut report);
         self.act(&node(n), report).unwrap();
     }
 
     /// Makes these nodes the voters.
-    pub(super) fn seat_voters(&mut self, nodes: &[u8]) {
+    pub(crate) fn seat_voters(&mut self, nodes: &[u8]) {
         let voters = nodes.iter().map(|n| self.state.seat_of(id(*n)).unwrap()).collect();
         self.index += 1;
         self.state.on_config(self.index, &Config { voters, ..Config::default() });
     }
 
     /// Has every member report `level`, and raises the mesh to it, one by one.
-    pub(super) fn raise_to(&mut self, level: u16) {
+    pub(crate) fn raise_to(&mut self, level: u16) {
         for n in 1..=9 {
             if self.state.is_member(id(n)) {
                 self.report(n, |report| report.level = level);
