@@ -7,7 +7,7 @@
 //!  manifests/<hash>.places     where its objects are, if they are files of the user
 //!  partial/<object id>.data    some chunks of an object, and
 //!  partial/<object id>.bits    which of them were on stable storage when this was written
-//!  quarantine/  tmp/           what did not hash to its name; what nobody waits for after a start
+//!  quarantine/  tmp/           what did not hash to its name, for a while; what nobody waits for after a start
 //! ```
 //!
 //! Bytes are on stable storage before a name says so, names before the index does, and the objects of a manifest

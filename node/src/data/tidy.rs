@@ -6,6 +6,8 @@
 //!   them. A version that the state no longer counts on here may be evicted.
 //! - **Evict.** When the disk is fuller than [`HIGH`], what was not used for the longest time goes until it is
 //!   at [`LOW`]. What is counted on, pinned or in use stays.
+//! - **Quarantine.** What was found damaged is deleted after [`QUARANTINE`]; where room is needed, as soon as it was
+//!   mended.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -29,6 +31,8 @@ const SCRUB_BYTES: u64 = 64 << 20;
 const HIGH: u64 = 80;
 /// … until this is reached.
 const LOW: u64 = 60;
+/// For so long what is damaged can be looked at, and what is good of it be used to mend it.
+const QUARANTINE: Duration = Duration::from_secs(7 * 24 * 3600);
 /// How long somebody is waited for who has what was lost here: others wait for the same hands.
 const HOPE: Duration = Duration::from_secs(5);
 /// However long nothing seems wrong, what is counted on is looked for again after so many rounds.
@@ -55,6 +59,7 @@ pub(crate) async fn run(handle: Handle) {
             }
             Err(error) => tracing::warn!(%error, "the store could not be read again"),
         }
+        data.empty_quarantine().await;
         // What the mesh has agreed on must be known here before anything is deleted for not being in it.
         if handle.barrier().await.is_ok() {
             loose = data.forget(&loose).await;
@@ -167,6 +172,16 @@ impl Data {
         Some(held.filter_map(|one| one.manifest).collect())
     }
 
+    /// Deletes what has been in quarantine for long.
+    async fn empty_quarantine(&self) {
+        let store = self.store.clone();
+        match blocking(move || store.empty_quarantine(QUARANTINE, clock::now())).await {
+            Ok(0) => {}
+            Ok(bytes) => tracing::info!(bytes, "what was found damaged long ago was deleted"),
+            Err(error) => tracing::warn!(%error, "the quarantine could not be emptied"),
+        }
+    }
+
     /// Evicts, if the disk is too full.
     async fn make_room(&self) {
         let Some((total, free)) = self.disk() else { return };
@@ -174,7 +189,15 @@ impl Data {
         if used.saturating_mul(100) <= total.saturating_mul(HIGH) {
             return;
         }
-        let wanted = used.saturating_sub(total / 100 * LOW);
+        let mut wanted = used.saturating_sub(total / 100 * LOW);
+        let store = self.store.clone();
+        match blocking(move || store.drop_mended()).await {
+            Ok(bytes) => wanted = wanted.saturating_sub(bytes),
+            Err(error) => tracing::warn!(%error, "the quarantine could not be emptied"),
+        }
+        if wanted == 0 {
+            return;
+        }
         // What is counted on is pinned, but pins can be lost.
         let Some(counted_on) = self.counted_on().await else { return };
         let store = self.store.clone();

@@ -1,4 +1,4 @@
-//! What stays and what goes: pins, leases, eviction.
+//! What stays and what goes: pins, leases, eviction, quarantine.
 //!
 //! A manifest that is pinned or leased stays. What is to go is decided in the same transaction of the index that
 //! forgets it, and leases are rows of the index: so nobody can lease what is being removed.
@@ -9,6 +9,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use mesh_consensus::id::{Hash, ObjectId};
 use mesh_consensus::time::Time;
@@ -261,6 +262,48 @@ impl Store {
         })?;
         self.unlink(&evicted.manifests, &objects)?;
         Ok(evicted)
+    }
+
+    /// Removes what was put into quarantine longer ago than `older_than`. How many bytes are free now.
+    pub fn empty_quarantine(&self, older_than: Duration, now: Time) -> Result<u64, StoreError> {
+        self.drop_quarantined(|_, since| Ok(now.since(since) > older_than))
+    }
+
+    /// Removes from quarantine what is here again, whatever its age: it was of use to mend that, and has no other. How many
+    /// bytes are free now.
+    pub fn drop_mended(&self) -> Result<u64, StoreError> {
+        let index = &self.inner.index;
+        self.drop_quarantined(|name, _| match name.parse::<Hash>() {
+            Ok(hash) => {
+                Ok(index.holds(ObjectId(hash.0))?.is_some() || index.manifest(hash)?.is_some())
+            }
+            Err(_) => Ok(false),
+        })
+    }
+
+    /// Removes the files of which `goes` says so, by their name and by when they were put into quarantine.
+    fn drop_quarantined(
+        &self,
+        goes: impl Fn(&str, Time) -> Result<bool, StoreError>,
+    ) -> Result<u64, StoreError> {
+        use std::os::unix::fs::MetadataExt as _;
+        // Nobody puts another there meanwhile.
+        let _named = self.inner.names.write().unwrap_or_else(PoisonError::into_inner);
+        let files = &self.inner.files;
+        let mut freed = 0;
+        for name in files.names(&files.root().join("quarantine"))? {
+            let path = files.quarantine(&name);
+            let meta = fs::symlink_metadata(&path).ok();
+            // Whatever else somebody has left in our directories is not for us to delete.
+            let Some(meta) = meta.filter(fs::Metadata::is_file) else { continue };
+            // A rename changes this time, and leaves that of the content.
+            let since = u64::try_from(meta.ctime()).unwrap_or_default();
+            if goes(&name, Time(since.saturating_mul(1000)))? {
+                files.remove(&path)?;
+                freed += meta.blocks() * 512;
+            }
+        }
+        Ok(freed)
     }
 
     /// The objects of a manifest that is here, if it can be read.

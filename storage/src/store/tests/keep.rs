@@ -147,3 +147,51 @@ fn whoever_has_a_lease_can_read_however_others_evict() {
         assert!(evictor.join().unwrap() > 1, "the evictor was at work");
     });
 }
+
+/// Damages an object of a manifest that is here, and lets that be found. Where it lies in quarantine.
+fn damage(store: &Store, hash: Hash) -> std::path::PathBuf {
+    let id = store.load(hash).unwrap().objects()[0];
+    super::damage::flip(&store.inner.files.object(id), 5);
+    assert_eq!(store.verify(hash, NOW, |_| ()).unwrap().damaged.len(), 1);
+    let aside = store.inner.files.quarantine(&id.to_string());
+    assert!(aside.exists());
+    aside
+}
+
+#[test]
+fn what_is_in_quarantine_goes_after_a_while() {
+    const WEEK: std::time::Duration = std::time::Duration::from_secs(7 * 24 * 3600);
+    let (home, tree) = (TempDir::new().unwrap(), tree(1));
+    let store = Store::open(home.path()).unwrap();
+    let hash = take(&store, tree.path()).hash;
+    let aside = damage(&store, hash);
+    let strange = home.path().join("store/quarantine/strange");
+    fs::create_dir(&strange).unwrap();
+    let since = at(files::Stamp::of(&fs::metadata(&aside).unwrap()).ctime.0 as u64);
+    for early in [Time(0), since, since.after(WEEK)] {
+        assert_eq!(store.empty_quarantine(WEEK, early).unwrap(), 0);
+        assert!(aside.exists());
+    }
+    let late = since.after(WEEK + std::time::Duration::from_secs(1));
+    assert!(store.empty_quarantine(WEEK, late).unwrap() > 0);
+    assert!(!aside.exists());
+    assert!(strange.exists(), "a directory is nobody's object");
+    assert_eq!(store.empty_quarantine(WEEK, late).unwrap(), 0);
+}
+
+#[test]
+fn what_was_mended_needs_no_quarantine() {
+    let (home, origin) = (TempDir::new().unwrap(), super::fetch::origin(1));
+    let store = Store::open(home.path()).unwrap();
+    take(&store, origin.tree.path());
+    let aside = damage(&store, origin.hash);
+    // It is mostly whole, and the next fetch goes on from it.
+    assert_eq!(store.drop_mended().unwrap(), 0);
+    assert!(aside.exists());
+    let fetch = origin.fetch(&store);
+    assert_eq!(fetch.missing().count(), 1);
+    origin.complete(&fetch);
+    assert!(store.drop_mended().unwrap() > 0);
+    assert!(!aside.exists());
+    assert_eq!(contents(&store, origin.hash), planted(origin.tree.path()));
+}
