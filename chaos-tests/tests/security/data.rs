@@ -191,7 +191,12 @@ fn found_below(dir: &Path, needles: &[Vec<u8>]) -> Option<String> {
 
 /// Two nodes of one party, and one of another.
 fn two_parties() -> Fleet {
-    let mut fleet = Plan::loopback(2).found().unwrap();
+    two_parties_of(Plan::loopback(2))
+}
+
+/// The same, the first two as planned.
+fn two_parties_of(plan: Plan) -> Fleet {
+    let mut fleet = plan.found().unwrap();
     let host = fleet.host(2).unwrap();
     let said = fleet.hosts[0].mesh(&["ticket", "new", "--new-party"]).unwrap();
     let ticket = said.lines().last().unwrap().trim().to_owned();
@@ -516,6 +521,26 @@ fn what_is_shared_listed_or_open_is_just_that_and_is_taken_back_at_once() {
     }
     says_nothing(&spy, &[node, theirs], &[version(&known)], 3);
     is_unknown_by_name(other, &party, shared.name);
+    shared.pull(&fleet.hosts[1], shared.name);
+    nobody_fell(&fleet.hosts);
+}
+
+#[test]
+fn who_may_no_longer_read_keeps_nothing_in_its_store_pinned_or_not() {
+    let fleet = two_parties_of(Plan::loopback(2).setting("MESH_TEST_WAITS", "short"));
+    let (party, own, other) = (fleet.party.clone(), &fleet.hosts[0], &fleet.hosts[2]);
+    let shared = Secret::new("pinned-puma", ["puma.bin", "puma.txt"], 2_000_000, 8);
+    assert_eq!(shared.push(own, &["--share", OTHERS])["visibility"], "shared");
+    let reference = format!("{party}/{}", shared.name);
+    shared.pull(other, &reference);
+    other.mesh(&["data", "pin", &reference]).unwrap();
+    let objects = other.data().join("store/objects");
+    assert!(!files_below(&objects).is_empty(), "it has a copy");
+    own.mesh(&["data", "unshare", shared.name]).unwrap();
+    until(MOVED, || files_below(&objects).is_empty().then_some(()))
+        .expect("it keeps what it may not read, and nobody there can unpin it");
+    // The others have it still.
+    shared.pull(own, shared.name);
     shared.pull(&fleet.hosts[1], shared.name);
     nobody_fell(&fleet.hosts);
 }

@@ -2,8 +2,9 @@
 //!
 //! - **Scrub.** A little is read every minute; what does not hash to its name goes into quarantine. A version that
 //!   this node is counted on for is fetched anew, and if that fails the state is told that the copy is lost.
-//! - **Forget.** The bytes of a version that is no longer in the state are deleted, unless somebody uses or pinned
-//!   them. A version that the state no longer counts on here may be evicted.
+//! - **Forget.** The bytes of a version that is no longer in the state, or that this node's party may no longer read,
+//!   are deleted unless somebody uses them, pinned or not: nobody could name it any more to take the pin off. A version
+//!   that the state no longer counts on here may be evicted.
 //! - **Evict.** When the disk is fuller than [`HIGH`], what was not used for the longest time goes until it is
 //!   at [`LOW`]. What is counted on, pinned or in use stays.
 //! - **Quarantine.** What was found damaged is deleted after [`QUARANTINE`]; where room is needed, as soon as it was
@@ -13,9 +14,10 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use mesh_consensus::id::{Hash, VersionId};
+use mesh_storage::store::{Store, StoreError};
 use tokio::time::sleep;
 
-use super::keep::{self, HELD};
+use super::keep::{self, HELD, PINNED};
 use super::pull::How;
 use super::{Data, blocking};
 use crate::clock;
@@ -129,33 +131,7 @@ impl Data {
         };
         let spoken_of: BTreeSet<Hash> = known.iter().filter_map(|one| one.manifest).collect();
         let (store, before) = (self.store.clone(), before.clone());
-        let done = blocking(move || {
-            let mut loose = Loose::default();
-            for held in store.list()? {
-                let hash = held.hash;
-                if held.pins.iter().any(|pin| pin == HELD) && !counted_on.contains(&hash) {
-                    loose.pinned.insert(hash);
-                    if before.pinned.contains(&hash) {
-                        store.unpin(hash, HELD)?;
-                    }
-                }
-                let others = held.pins.iter().any(|pin| pin != HELD);
-                if spoken_of.contains(&hash) || others || held.leases > 0 {
-                    continue;
-                }
-                loose.unspoken.insert(hash);
-                if before.unspoken.contains(&hash) {
-                    match store.remove(hash) {
-                        Ok(bytes) => {
-                            tracing::info!(manifest = %hash, bytes, "what is no longer in the mesh was deleted")
-                        }
-                        // Somebody has begun to use it.
-                        Err(error) => tracing::debug!(manifest = %hash, %error, "it stays for now"),
-                    }
-                }
-            }
-            Ok(loose)
-        });
+        let done = blocking(move || let_go(&store, &counted_on, &spoken_of, &before));
         done.await.unwrap_or_else(|error| {
             tracing::warn!(%error, "the store could not be tidied");
             Loose::default()
@@ -213,5 +189,106 @@ impl Data {
             Ok(_) => {}
             Err(error) => tracing::warn!(%error, "nothing could be evicted from the store"),
         }
+    }
+}
+
+/// Lets go of what was loose `before` and is so still. Gives what is loose now.
+fn let_go(
+    store: &Store,
+    counted_on: &BTreeSet<Hash>,
+    spoken_of: &BTreeSet<Hash>,
+    before: &Loose,
+) -> Result<Loose, StoreError> {
+    let mut loose = Loose::default();
+    for held in store.list()? {
+        let hash = held.hash;
+        let is_pinned = |reason: &str| held.pins.iter().any(|pin| pin == reason);
+        if is_pinned(HELD) && !counted_on.contains(&hash) {
+            loose.pinned.insert(hash);
+            if before.pinned.contains(&hash) {
+                store.unpin(hash, HELD)?;
+            }
+        }
+        let others = held.pins.iter().any(|pin| pin != HELD && pin != PINNED);
+        if spoken_of.contains(&hash) || others || held.leases > 0 {
+            continue;
+        }
+        loose.unspoken.insert(hash);
+        if !before.unspoken.contains(&hash) {
+            continue;
+        }
+        // The right to keep it has ended, and with it the wish.
+        if is_pinned(PINNED) && store.unpin(hash, PINNED)? {
+            tracing::info!(manifest = %hash, "a pin ended with the right to keep what it was for");
+        }
+        match store.remove(hash) {
+            Ok(bytes) => {
+                tracing::info!(manifest = %hash, bytes, "what is no longer in the mesh, or no longer for this node, was deleted");
+            }
+            // Somebody has begun to use it.
+            Err(error) => tracing::debug!(manifest = %hash, %error, "it stays for now"),
+        }
+    }
+    Ok(loose)
+}
+
+#[cfg(test)]
+mod tests {
+    use mesh_storage::import::{Options, import};
+    use tempfile::TempDir;
+
+    use super::*;
+
+    /// A store with one version in it.
+    fn store() -> (TempDir, Store, Hash) {
+        let (home, tree) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+        std::fs::write(tree.path().join("file"), vec![7u8; 300_000]).unwrap();
+        let store = Store::open(home.path()).unwrap();
+        let hash = import(&store, tree.path(), Options::default(), clock::now()).unwrap().hash;
+        (home, store, hash)
+    }
+
+    /// In which round the version goes, if it is one of those that are spoken of or not.
+    fn goes_in(store: &Store, hash: Hash, is_spoken_of: bool) -> Option<usize> {
+        let counted_on = BTreeSet::new();
+        let spoken_of: BTreeSet<Hash> = is_spoken_of.then_some(hash).into_iter().collect();
+        let mut loose = Loose::default();
+        (1..=4).find(|_| {
+            loose = let_go(store, &counted_on, &spoken_of, &loose).unwrap();
+            !store.has(hash).unwrap()
+        })
+    }
+
+    #[test]
+    fn what_nobody_speaks_of_goes_the_second_time_pinned_by_a_person_or_not() {
+        let cases: [&[&str]; 4] = [&[], &[HELD], &[PINNED], &[HELD, PINNED]];
+        for pins in cases {
+            let (_home, store, hash) = store();
+            for pin in pins {
+                store.pin(hash, pin).unwrap();
+            }
+            assert_eq!(goes_in(&store, hash, false), Some(2), "{pins:?}");
+        }
+    }
+
+    #[test]
+    fn what_may_be_kept_keeps_its_pin() {
+        let (_home, store, hash) = store();
+        store.pin(hash, PINNED).unwrap();
+        store.pin(hash, HELD).unwrap();
+        assert_eq!(goes_in(&store, hash, true), None);
+        assert_eq!(store.list().unwrap()[0].pins, [PINNED], "nobody counts on it");
+    }
+
+    #[test]
+    fn what_is_in_use_or_pinned_for_another_reason_stays() {
+        let (_home, store, hash) = store();
+        let lease = store.lease(hash, clock::now()).unwrap();
+        assert_eq!(goes_in(&store, hash, false), None);
+        drop(lease);
+        store.pin(hash, "job").unwrap();
+        store.pin(hash, PINNED).unwrap();
+        assert_eq!(goes_in(&store, hash, false), None);
+        assert_eq!(store.list().unwrap()[0].pins.len(), 2);
     }
 }
