@@ -23,7 +23,7 @@ use mesh_storage::swarm::{self, Swarm};
 use mesh_transport::codec::encode;
 use mesh_transport::net::{Lane, Net};
 use tokio::sync::{Semaphore, mpsc, watch};
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{interval, sleep, timeout};
 
 use super::link::{Event, Link, MAX_WRITES, Pace, Shared, link_to};
@@ -41,6 +41,9 @@ const MAX_ASKS: usize = 256;
 const LOOK: Duration = Duration::from_millis(150);
 /// How often it is looked who holds it now.
 const HOLDERS: Duration = Duration::from_secs(2);
+/// What has come is made durable this long after the last time, however little it is: a slow pull that is killed then goes
+/// on from there.
+const FLUSH: Duration = Duration::from_secs(2);
 /// If nobody has the manifest, all are asked again after this.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// How long one peer may take with a manifest.
@@ -217,6 +220,9 @@ struct Run<'a> {
     /// When something last came, or somebody was there to ask.
     hopeful: std::time::Instant,
     wait: Duration,
+    /// When what has come was last made durable in time, and who does so now.
+    flushed: std::time::Instant,
+    flushing: Option<JoinHandle<()>>,
 }
 
 impl<'a> Run<'a> {
@@ -263,6 +269,8 @@ impl<'a> Run<'a> {
             begun: now,
             hopeful: now,
             wait,
+            flushed: now,
+            flushing: None,
         })
     }
 
@@ -428,6 +436,7 @@ impl<'a> Run<'a> {
 
     /// Tells the others what came, and whether there is hope.
     fn look(&mut self) -> Result<(), PullError> {
+        self.flush_in_time();
         self.tell_news();
         for link in
             self.shared.net.links().iter().filter(|link| self.links.contains_key(&link.node))
@@ -440,6 +449,28 @@ impl<'a> Run<'a> {
             true => Err(PullError::Nobody { missing: self.swarm.have().missing().count() }),
             false => Ok(()),
         }
+    }
+
+    /// Makes durable what has come, if that was not done for a while; beside the pull, and one at a time.
+    fn flush_in_time(&mut self) {
+        let now = clock::steady();
+        if self.flushing.as_ref().is_some_and(|task| !task.is_finished()) {
+            // A disk that is slow is left alone for as long after it is done.
+            self.flushed = now;
+            return;
+        }
+        let is_due = now.saturating_duration_since(self.flushed) >= FLUSH;
+        if !is_due || !self.shared.fetch.is_dirty() {
+            return;
+        }
+        self.flushed = now;
+        let (fetch, events) = (self.shared.fetch.clone(), self.shared.events.clone());
+        self.flushing = Some(tokio::task::spawn_blocking(move || {
+            if let Err(error) = fetch.flush() {
+                // A pull that has ended does not look any more.
+                let _ = events.blocking_send(Event::Unsafe(error));
+            }
+        }));
     }
 
     /// Says what has come to those who are linked.

@@ -155,6 +155,11 @@ impl Fetch {
         if is_due { self.flush() } else { Ok(()) }
     }
 
+    /// Whether something has come that a crash would take.
+    pub fn is_dirty(&self) -> bool {
+        !lock(&self.dirty).is_empty()
+    }
+
     /// The other places where the manifest has the same chunk.
     pub fn same_as(&self, number: usize) -> Vec<u32> {
         let name = |number: usize| self.loaded.place(number).map(|place| place.what.id).ok();

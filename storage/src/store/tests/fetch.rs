@@ -98,10 +98,14 @@ fn a_fetch_goes_on_from_what_was_synced_and_from_nothing_else() {
     let (home, origin) = (TempDir::new().unwrap(), origin(1));
     let store = Store::open(home.path()).unwrap();
     let fetch = origin.fetch(&store);
+    assert!(!fetch.is_dirty());
     fetch.write(0, &origin.chunks[0]).unwrap();
     fetch.write(2, &origin.chunks[2]).unwrap();
+    assert!(fetch.is_dirty());
     fetch.flush().unwrap();
+    assert!(!fetch.is_dirty());
     fetch.write(1, &origin.chunks[1]).unwrap();
+    assert!(fetch.is_dirty());
     assert_eq!(fetch.have().present().collect::<Vec<_>>(), [0, 1, 2]);
     // Chunk 1 was never synced: it may be on disk, but nobody promised.
     drop(fetch);
