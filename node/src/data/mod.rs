@@ -4,6 +4,7 @@
 //!  push.rs   a directory ─► store (chunks, manifest) ─► VersionNew, held by this node
 //!                                                          │ every node sees it in the state
 //!  keep.rs   short of copies, and it is this node's turn? ─┴─► pull ─► Hold     (the push waits for these)
+//!            a copy too many, and it is this node's? ─────► Hold, released
 //!  pull.rs   who holds it, who pulls it too ─► a link to each ─► chunks ─► store ─► a directory
 //!  tidy.rs   reads the store again bit by bit, mends it, drops what nobody needs
 //!  serve.rs  may that party read this version? ─► manifest, bitmap, chunks
