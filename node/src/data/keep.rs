@@ -407,7 +407,8 @@ mod tests {
 
     #[test]
     fn of_too_many_holders_the_one_that_placement_ranks_last_releases_its_copy() {
-        for holders in [&[1, 2, 3, 4][..], &[2, 3, 4, 5], &[1, 2, 3, 4, 5]] {
+        let cases: [&[u8]; 3] = [&[1, 2, 3, 4], &[2, 3, 4, 5], &[1, 2, 3, 4, 5]];
+        for holders in cases {
             let scene = scene(holders);
             assert_eq!(who(&scene, &[], Duration::ZERO), [last(&scene, holders)]);
         }
@@ -415,7 +416,8 @@ mod tests {
 
     #[test]
     fn nobody_releases_a_copy_that_is_wanted() {
-        for holders in [&[1][..], &[1, 2], &[1, 2, 3], &[3, 4, 5]] {
+        let cases: [&[u8]; 4] = [&[1], &[1, 2], &[1, 2, 3], &[3, 4, 5]];
+        for holders in cases {
             assert_eq!(who(&scene(holders), &[], Duration::ZERO), [0u8; 0], "{holders:?}");
         }
     }
