@@ -288,6 +288,15 @@ fn what_was_acknowledged_outlives_the_one_who_pushed_it() {
         assert!(content(&aside(host, "pulled")) == content(&dir), "{}", host.name);
     }
 
+    // What only a node that is down could hold is waited for in vain. The version is there all the same.
+    let more = aside(&fleet.hosts[0], "more");
+    random_tree(&more, 10, MIB);
+    let said = try_data(&fleet.hosts[0], &["push", text(&more), "--copies", "6"]);
+    assert_eq!(said.status.and_then(|status| status.code()), Some(124), "{said:?}");
+    assert!(said.is_report() && said.stderr.contains("mesh data show more@1"), "{said:?}");
+    let pushed: Value = serde_json::from_str(&said.stdout).unwrap();
+    assert_eq!(pushed["item"]["timed_out"], true, "{pushed}");
+
     // Nobody will see it again.
     let name = fleet.hosts[1].name.clone();
     fleet.hosts[0].mesh(&["node", "rm", &name, "--yes"]).unwrap();

@@ -140,6 +140,9 @@ pub(crate) struct Pushed {
     pub(crate) new_bytes: Option<u64>,
     pub(crate) read_bytes: Option<u64>,
     pub(crate) elapsed_ms: Option<u64>,
+    /// Whether nodes that could hold a copy were waited for in vain.
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) timed_out: bool,
 }
 
 /// What a pull adds to the version it fetched.

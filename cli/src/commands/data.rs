@@ -44,8 +44,9 @@ Examples:
   mesh data push /nas/laion --in-place             take no second copy on this machine
   mesh data push ./scratch --copies 1 --no-wait    return as soon as the version is known
 
-Only what no earlier version holds is stored and sent. It returns when the copies stand, or says how
-many are missing. Stopped with Ctrl-C, the same command resumes.
+Only what no earlier version holds is stored and sent. It returns when most copies stand, or says
+how many are missing. Exits with 124 if nodes that could have one do not answer: the version is
+there all the same, and is copied when they do. Stopped with Ctrl-C, the same command resumes.
 
 Without --share, --open or --listed, only this party can read it; but in a mesh of one party it is
 open, also to parties that join later. mesh data unshare NAME@N keeps it to this party.";

@@ -67,6 +67,29 @@ fn a_push_says_what_was_made_and_shows_no_bar_without_a_terminal() {
 }
 
 #[test]
+fn a_push_that_waited_in_vain_for_copies_exits_124_and_still_says_what_was_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let why = "1 more should stand before a node is lost, and no other node can have one now";
+    let made = with(json!({
+        "copies": 1, "acknowledged": false, "shortfall": why, "timed_out": true, "new_bytes": 0,
+    }));
+    let (home, data) = (dir.path().join("node"), dir.path().join("mnist"));
+    std::fs::create_dir(&data).unwrap();
+    node(&home, &[("POST /v1/data/push", 200, lines(&done(made.clone())))]);
+    let line = format!("data push {}", data.display());
+    let output = mesh(&home, &line);
+    assert_eq!(output.status.code(), Some(124), "{output:?}");
+    assert!(text(&output.stdout).starts_with("mnist@3: 70 files"), "{output:?}");
+    let said = text(&output.stderr);
+    assert_eq!(said.lines().count(), 3, "{said}");
+    assert!(said.starts_with("error: mnist@3 is made, but not acknowledged yet\n"), "{said}");
+    assert!(said.contains(why) && said.contains("mesh data show mnist@3"), "{said}");
+    let output = mesh(&home, &format!("{line} --json"));
+    assert_eq!((output.status.code(), json_of(&output)), (Some(124), item(made)));
+    assert_eq!(text(&output.stderr).lines().count(), 3, "{output:?}");
+}
+
+#[test]
 fn what_is_not_there_is_not_pushed() {
     let dir = tempfile::tempdir().unwrap();
     let heard = node(dir.path(), &[]);

@@ -88,7 +88,16 @@ pub struct Pushed {
     /// Bytes that were new to this node's store.
     pub new_bytes: u64,
     /// Why there are fewer copies than a majority, if so.
-    pub shortfall: Option<String>,
+    pub shortfall: Option<Shortfall>,
+}
+
+/// Why fewer copies stand than a majority of those that are wanted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Shortfall {
+    /// In words.
+    pub why: String,
+    /// Whether nodes that could hold one were waited for in vain; otherwise there is nobody to wait for.
+    pub timed_out: bool,
 }
 
 /// Why nothing was pushed.
@@ -243,7 +252,7 @@ impl Data {
         &self,
         known: &Known,
         progress: &watch::Sender<Progress>,
-    ) -> Option<String> {
+    ) -> Option<Shortfall> {
         let wanted = usize::from(known.copies);
         let enough = wanted / 2 + 1;
         let begun = Instant::now();
@@ -252,7 +261,8 @@ impl Data {
             let Some(now) = self.known(id).await else {
                 // It was removed meanwhile, or this node is too busy to say.
                 if self.look(move |state| state.version(id).is_none()).await == Some(true) {
-                    return Some("it was removed meanwhile".to_owned());
+                    let why = "it was removed meanwhile".to_owned();
+                    return Some(Shortfall { why, timed_out: false });
                 }
                 sleep(LOOK).await;
                 continue;
@@ -269,17 +279,34 @@ impl Data {
             // Somebody may be about to join, or to wake up; not for long.
             if copies + able < enough && begun.elapsed() > Duration::from_secs(2) {
                 let more = enough - copies;
-                return Some(format!(
+                let why = format!(
                     "{more} more should stand before a node is lost, and {} can have one now",
                     match able {
                         0 => "no other node".to_owned(),
                         1 => "1 other node".to_owned(),
                         n => format!("{n} other nodes"),
                     }
-                ));
+                );
+                let timed_out = self.may_hold(known.id).await >= enough;
+                return Some(Shortfall { why, timed_out });
             }
             sleep(LOOK).await;
         }
+    }
+
+    /// How many nodes could have a copy if all of them were awake, those that have one included.
+    async fn may_hold(&self, id: VersionId) -> usize {
+        let may = self.look(move |state| {
+            let version = state.version(id)?;
+            let others = state.members().iter().filter(|(node, member)| {
+                !version.holders.contains(*node)
+                    && !member.leaving
+                    && version.is_for(member.party)
+                    && !state.is_drained(**node)
+            });
+            Some(version.holders.len() + others.count())
+        });
+        may.await.flatten().unwrap_or(0)
     }
 }
 

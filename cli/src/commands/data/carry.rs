@@ -35,11 +35,19 @@ pub(super) async fn push(push: &Push, context: &Context) -> Outcome {
         }
     }
     let answer = follow(&context.api()?, "/v1/data/push", body, context).await?;
-    if context.json {
-        return print_json(answer.json());
-    }
     let (made, work): (Dataset, Pushed) = (answer.item()?, answer.item()?);
-    print(&pushed(&made, &work))
+    let told =
+        if context.json { print_json(answer.json())? } else { print(&pushed(&made, &work))? };
+    // The answer stands as it is: the version is there. What is not there yet is told beside it.
+    Ok(if work.timed_out { unacknowledged(&made).show(false) } else { told })
+}
+
+/// The version is made, and nodes that should hold copies of it do not answer.
+pub(super) fn unacknowledged(made: &Dataset) -> Report {
+    let name = made.reference();
+    let cause = copies(made).unwrap_or_else(|| "too few copies stand".into());
+    let hint = format!("mesh data show {name}: it is copied as soon as nodes can take it");
+    Report::new(Code::Timeout, format!("{name} is made, but not acknowledged yet"), cause, hint)
 }
 
 pub(super) fn pushed(made: &Dataset, work: &Pushed) -> String {

@@ -128,7 +128,8 @@ async fn push(
             item["unchanged"] = json!(unchanged);
             item["new_bytes"] = json!(new_bytes);
             item["read_bytes"] = json!(known.bytes);
-            item["shortfall"] = json!(shortfall);
+            item["timed_out"] = json!(shortfall.as_ref().is_some_and(|short| short.timed_out));
+            item["shortfall"] = json!(shortfall.map(|short| short.why));
             item["elapsed_ms"] = json!(millis(begun.elapsed()));
             Ok(item)
         }
