@@ -9,6 +9,7 @@ use mesh_node::dir::{Dir, DirError, Made};
 use mesh_node::engine::{EngineError, OpenError};
 use mesh_node::join::{self, Choices, JoinError};
 use mesh_node::run::{RunError, run};
+use mesh_node::state::founding::FoundingError;
 use mesh_node::state::name::Name;
 use mesh_node::state::refusal::Refusal;
 use mesh_transport::net::BindError;
@@ -263,6 +264,7 @@ fn explain(place: &Place, error: JoinError) -> Report {
                     | Refusal::BadConsent,
                 ) => "ask for another ticket: mesh ticket new",
                 Some(Refusal::NameTaken) => "choose another name with --name",
+                Some(Refusal::NameReserved) => "choose another with --party NAME",
                 Some(Refusal::Removed) => "join from a new directory: a removed key stays out",
                 _ if why.contains("clock") => {
                     "set the clock (timedatectl set-ntp true), then join again"
@@ -276,6 +278,12 @@ fn explain(place: &Place, error: JoinError) -> Report {
             "the mesh has no leader",
             "a majority of its voters cannot be reached, so nobody can be admitted",
             "mesh nodes on a member, then try again",
+        ),
+        JoinError::Founding(FoundingError::Party(Refusal::NameReserved)) => Report::new(
+            Code::Refused,
+            "no party can be called so",
+            "the name has a meaning of its own: each/NAME is every party's own data",
+            "choose another with --party NAME",
         ),
         JoinError::PartyName(name) => Report::new(
             Code::Refused,

@@ -743,3 +743,14 @@ fn every_command_has_examples() {
         }
     }
 }
+
+#[test]
+fn no_party_is_called_as_every_partys_own_data_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let line = "init --party each --name first --listen 127.0.0.1:0";
+    let output = mesh(&dir.path().join("node"), line);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let said = text(&output.stderr);
+    assert!(said.contains("each/NAME") && said.contains("--party NAME"), "{said}");
+    assert_eq!(said.lines().filter(|line| line.starts_with("error: ")).count(), 1, "{said}");
+}

@@ -48,6 +48,37 @@ fn each_partys_own_is_this_partys_to_one_who_reads_and_too_many_to_one_who_chang
 }
 
 #[test]
+fn what_a_reference_would_take_for_something_else_is_no_name_and_no_tag() {
+    let (node, dir) = with_scans();
+    let named = |name: Option<&str>, path: &std::path::Path| {
+        let body = json!({ "path": path, "name": name, "no_wait": true });
+        node.ask("POST", "/v1/data/push", &body.to_string())
+    };
+    for name in ["latest", "each"] {
+        let refused = named(Some(name), dir.path());
+        assert_eq!((refused.status, refused.code().as_str()), (400, "failed"), "{name}");
+        assert!(refused.text.contains("--name NAME"), "{refused:?}");
+        // Nor if nobody said so.
+        let below = dir.path().join(name);
+        std::fs::create_dir(&below).unwrap();
+        assert_eq!(named(None, &below).status, 400, "{name}");
+        assert_eq!(node.get(&format!("/v1/data/show?ref={name}")).status, 404);
+    }
+    for name in ["3", "007", "latest"] {
+        let set = |remove: bool| {
+            let body = json!({ "ref": "scans@1", "tag": name, "remove": remove });
+            node.ask("POST", "/v1/data/tag", &body.to_string())
+        };
+        assert_eq!((set(false).status, set(false).code().as_str()), (400, "failed"), "{name}");
+        // One that somebody set before can go.
+        assert_eq!(set(true).status, if name == "latest" { 400 } else { 404 }, "{name}");
+    }
+    let body = json!({ "path": dir.path(), "name": "more", "tag": "3", "no_wait": true });
+    assert_eq!(node.ask("POST", "/v1/data/push", &body.to_string()).status, 400);
+    assert_eq!(node.get("/v1/data").items().len(), 1, "nothing was pushed");
+}
+
+#[test]
 fn a_private_tag_goes_only_if_it_stands_for_what_is_expected() {
     let (node, _dir) = with_scans();
     let runtime = tokio::runtime::Runtime::new().unwrap();

@@ -71,25 +71,47 @@ fn given<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Option<u32>
 async fn tag(State(api): State<Api>, bytes: Bytes) -> Answer {
     let WantsTag { r#ref, tag, expect, remove } = body(&bytes)?;
     let known = resolve_one(&api, &r#ref).await?;
-    let tag = parse_tag(&tag)?;
+    let tag = if remove { parse_old_tag(&tag, &known)? } else { parse_tag(&tag)? };
     change_tag(&api, &known, &tag, expect, remove).await?;
     let stands = (!remove).then_some(known.number);
     Ok(item(&api, json!({ "name": known.name.as_str(), "tag": tag.as_str(), "version": stands })))
 }
 
+/// A tag that is to be set: not one that people would take for something else.
 pub(super) fn parse_tag(text: &str) -> Result<Name, Problem> {
-    let tag: Name = text.parse().map_err(|error: crate::state::name::ParseNameError| {
+    let tag = tag_name(text)?;
+    if tag.as_str() == LATEST {
+        return Err(not_latest());
+    }
+    if tag.as_str().bytes().all(|byte| byte.is_ascii_digit()) {
+        let cause = format!("a number means a version: NAME@{tag}");
+        return Err(Problem::bad("this cannot be a tag", cause, format!("a letter in it: v{tag}")));
+    }
+    Ok(tag)
+}
+
+/// A tag that is to go. Also one that could not be set any more, if it stands.
+fn parse_old_tag(text: &str, known: &Known) -> Result<Name, Problem> {
+    let tag = tag_name(text)?;
+    match tag.as_str() == LATEST && !known.tags.contains(&tag) {
+        true => Err(not_latest()),
+        false => Ok(tag),
+    }
+}
+
+fn tag_name(text: &str) -> Result<Name, Problem> {
+    text.parse().map_err(|error: crate::state::name::ParseNameError| {
         Problem::bad(
             "this cannot be a tag",
             error.to_string(),
             "small letters, digits, '.', '_' and '-'",
         )
-    })?;
-    if tag.as_str() == LATEST {
-        let cause = "every name has this one: it stands for the last version";
-        return Err(Problem::bad("this cannot be a tag", cause, "choose another"));
-    }
-    Ok(tag)
+    })
+}
+
+fn not_latest() -> Problem {
+    let cause = "every name has this one: it stands for the last version";
+    Problem::bad("this cannot be a tag", cause, "choose another")
 }
 
 /// What a tag of the same name stands for now, as far as this node knows.

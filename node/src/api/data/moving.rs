@@ -27,7 +27,7 @@ use super::super::guard::OverSocket;
 use super::super::route::{Form, Route, field};
 use super::{Api, find_party, not_now, resolve, whole};
 use crate::clock;
-use crate::data::catalogue::Visibility;
+use crate::data::catalogue::{EACH, LATEST, Visibility};
 use crate::data::pull::{self, How, PullError};
 use crate::data::push::{self, COPIES, Cancel, PushError, Pushed, Wish};
 use crate::state::data::Lineage;
@@ -152,6 +152,12 @@ fn wish(api: &Api, wants: &WantsPush) -> Result<Wish, Problem> {
         let hint = "give it one: mesh data push PATH --name NAME";
         Problem::bad("this cannot be the name of data", error.to_string(), hint)
     })?;
+    // What has such a name already can be read and removed, but gets no new version.
+    if matches!(name.as_str(), EACH | LATEST) {
+        let cause = "it has a meaning of its own where data is named: each/NAME, NAME:latest";
+        let hint = "give it another: mesh data push PATH --name NAME";
+        return Err(Problem::bad(format!("{name} cannot be the name of data"), cause, hint));
+    }
     let share =
         wants.share.iter().map(|party| find_party(api, party)).collect::<Result<Vec<_>, _>>()?;
     let visibility = match (wants.open, wants.listed, share.is_empty()) {
