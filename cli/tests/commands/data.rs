@@ -100,29 +100,6 @@ fn what_is_not_there_is_not_pushed() {
 }
 
 #[test]
-fn the_nodes_own_directory_is_neither_pushed_nor_pulled_into() {
-    let dir = tempfile::tempdir().unwrap();
-    let home = dir.path().join("node");
-    let heard = node(&home, &[]);
-    std::os::unix::fs::symlink(&home, dir.path().join("alias")).unwrap();
-    for (verb, place) in [
-        ("push", "node"),
-        ("push", "node/member"),
-        ("push", "alias/run"),
-        ("push", ""),
-        ("pull mnist", "node"),
-        ("pull mnist", "node/store/x/y"),
-        ("pull mnist", "alias/x"),
-    ] {
-        let line = format!("data {verb} {}", dir.path().join(place).display());
-        let output = mesh(&home, &line);
-        assert_eq!(output.status.code(), Some(2), "{line}: {output:?}");
-        assert!(text(&output.stderr).contains("the node's own directory"), "{line}: {output:?}");
-    }
-    assert!(heard.lock().unwrap().is_empty());
-}
-
-#[test]
 fn a_pull_goes_where_it_was_told_and_else_beside_the_person() {
     let dir = tempfile::tempdir().unwrap();
     let got = with(

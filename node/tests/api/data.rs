@@ -1,5 +1,7 @@
 //! Datasets: what holds while others change the same.
 
+use std::path::Path;
+
 use serde_json::{Value, json};
 
 use super::host::{Node, Reply};
@@ -50,7 +52,7 @@ fn each_partys_own_is_this_partys_to_one_who_reads_and_too_many_to_one_who_chang
 #[test]
 fn what_a_reference_would_take_for_something_else_is_no_name_and_no_tag() {
     let (node, dir) = with_scans();
-    let named = |name: Option<&str>, path: &std::path::Path| {
+    let named = |name: Option<&str>, path: &Path| {
         let body = json!({ "path": path, "name": name, "no_wait": true });
         node.ask("POST", "/v1/data/push", &body.to_string())
     };
@@ -76,6 +78,40 @@ fn what_a_reference_would_take_for_something_else_is_no_name_and_no_tag() {
     let body = json!({ "path": dir.path(), "name": "more", "tag": "3", "no_wait": true });
     assert_eq!(node.ask("POST", "/v1/data/push", &body.to_string()).status, 400);
     assert_eq!(node.get("/v1/data").items().len(), 1, "nothing was pushed");
+}
+
+#[test]
+fn the_nodes_own_directory_is_neither_pushed_nor_pulled_into() {
+    let (node, dir) = with_scans();
+    let home = node.dir.path().to_path_buf();
+    let alias = dir.path().join("alias");
+    std::os::unix::fs::symlink(&home, &alias).unwrap();
+    let push = |path: &Path| {
+        let body = json!({ "path": path, "name": "own", "no_wait": true });
+        node.ask("POST", "/v1/data/push", &body.to_string())
+    };
+    let pull = |path: &Path| {
+        let body = json!({ "ref": "scans", "dir": path });
+        node.ask("POST", "/v1/data/pull", &body.to_string())
+    };
+    let refused = |reply: Reply| {
+        assert_eq!((reply.status, reply.code().as_str()), (409, "refused"), "{reply:?}");
+        assert!(reply.text.contains("node's own directory"), "{reply:?}");
+    };
+    let around = home.parent().unwrap().to_path_buf();
+    for path in [home.clone(), home.join("store"), alias.join("run"), around] {
+        refused(push(&path));
+    }
+    let back = dir.path().join("none/../alias/x");
+    for path in [home.clone(), home.join("store/x/y"), alias.join("x"), back] {
+        refused(pull(&path));
+        assert!(!home.join("x").exists());
+    }
+    assert_eq!(node.get("/v1/data/show?ref=own").status, 404);
+    let beside = dir.path().join("beside");
+    let laid = pull(&beside);
+    assert!(laid.status == 200 && !laid.text.contains("\"error\""), "{laid:?}");
+    assert!(beside.join("scan").exists());
 }
 
 #[test]

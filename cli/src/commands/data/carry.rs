@@ -17,7 +17,6 @@ use crate::view::{bytes, clean, count, span};
 pub(super) async fn push(push: &Push, context: &Context) -> Outcome {
     on_this_machine("push", "read", context)?;
     let path = existing(&push.path)?;
-    apart(&push.path, &path, "pushed", context)?;
     let Push { name, share, open, listed, copies: wanted, in_place, follow: links, tag, .. } = push;
     let mut body = json!({
         "path": path, "share": share, "open": open, "listed": listed, "in_place": in_place,
@@ -83,9 +82,7 @@ pub(super) async fn pull(pull: &Pull, context: &Context) -> Outcome {
         "ref": pull.data.to_string(), "writable": pull.writable, "wait_ms": wait_ms,
     });
     if let Some(dir) = &dir {
-        let whole = absolute(dir)?;
-        apart(dir, &whole, "pulled into", context)?;
-        body["dir"] = whole.into();
+        body["dir"] = absolute(dir)?.into();
     }
     let answer = follow(&context.api()?, "/v1/data/pull", body, context).await?;
     if context.json {
@@ -181,27 +178,6 @@ fn on_this_machine(verb: &str, does: &str, context: &Context) -> Result<(), Repo
             }
         },
     ))
-}
-
-/// Refuses the node's own directory, and what is in it: its keys are nobody's data, and its store nobody's to write.
-fn apart(typed: &Path, whole: &str, done: &str, context: &Context) -> Result<(), Report> {
-    let Ok(own) = context.place.dir.canonicalize() else { return Ok(()) };
-    // What is not there yet is where the last part of it is that is there.
-    let Some(real) = Path::new(whole).ancestors().find_map(|part| part.canonicalize().ok()) else {
-        return Ok(());
-    };
-    let cause = if real == own {
-        "it is the node's own directory, with its keys and its store"
-    } else if real.starts_with(&own) {
-        "it is in the node's own directory, with its keys and its store"
-    } else if done == "pushed" && own.starts_with(&real) {
-        "the node's own directory is in it, with its keys and its store"
-    } else {
-        return Ok(());
-    };
-    let message = format!("{} cannot be {done}", typed.display());
-    let hint = format!("name a directory apart from {}", context.place.dir.display());
-    Err(Report::new(Code::Usage, message, cause, hint))
 }
 
 /// A path that is there, as the node will read it.

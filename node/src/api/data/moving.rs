@@ -3,7 +3,7 @@
 //! Whoever closes the connection stops it; what was stored stays, and the same again goes on from there.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -100,6 +100,7 @@ async fn push(
     let wants: WantsPush = body(&bytes)?;
     check_local(local)?;
     check_path("path", &wants.path)?;
+    check_apart(&api, &wants.path, true)?;
     if api.is_removed() {
         // Before anything is read.
         return Err(Problem::removed());
@@ -217,6 +218,7 @@ async fn pull(
     if let Some(dir) = &wants.dir {
         check_local(local)?;
         check_path("dir", dir)?;
+        check_apart(&api, dir, false)?;
     }
     let known = resolve(&api, &wants.r#ref).await?;
     let found = api.data.find(known.id).await.ok_or_else(|| super::not_for_us(&wants.r#ref))?;
@@ -267,7 +269,7 @@ async fn pull(
 async fn lay_out(
     api: &Api,
     found: &crate::data::Found,
-    dir: &std::path::Path,
+    dir: &Path,
     writable: bool,
     sender: &watch::Sender<(bool, pull::Progress)>,
 ) -> Result<tree::Materialised, Problem> {
@@ -465,7 +467,7 @@ fn check_local(local: OverSocket) -> Result<(), Problem> {
     }
 }
 
-fn check_path(what: &str, path: &std::path::Path) -> Result<(), Problem> {
+fn check_path(what: &str, path: &Path) -> Result<(), Problem> {
     if path.is_absolute() {
         return Ok(());
     }
@@ -475,6 +477,38 @@ fn check_path(what: &str, path: &std::path::Path) -> Result<(), Problem> {
         cause,
         "give the whole path",
     ))
+}
+
+/// Refuses the node's own directory, and what is in it: its keys are nobody's data, and its store nobody's to write.
+fn check_apart(api: &Api, path: &Path, pushes: bool) -> Result<(), Problem> {
+    let leads = if pushes { path.canonicalize().ok() } else { leads_to(path) };
+    let cause = match (api.dir.path().canonicalize(), leads) {
+        (Ok(own), Some(real)) if real == own => {
+            "it is the node's own directory, with its keys and its store"
+        }
+        (Ok(own), Some(real)) if real.starts_with(&own) => {
+            "it is in the node's own directory, with its keys and its store"
+        }
+        (Ok(own), Some(real)) if pushes && own.starts_with(&real) => {
+            "the node's own directory is in it, with its keys and its store"
+        }
+        (Ok(_), Some(_)) => return Ok(()),
+        // Whoever reads it says that it is not there.
+        (Ok(_), None) if pushes => return Ok(()),
+        _ => "it cannot be told whether it is in the node's own directory",
+    };
+    let done = if pushes { "pushed" } else { "pulled into" };
+    let hint = format!("name a directory apart from {}", api.dir.path().display());
+    Err(Problem::refused(format!("{} cannot be {done}", path.display()), cause, hint))
+}
+
+/// Where a path leads that need not be there yet: where the last part of it is that is there. `None` if it goes back
+/// after that, since nobody knows from where.
+fn leads_to(path: &Path) -> Option<PathBuf> {
+    let (there, real) =
+        path.ancestors().find_map(|part| Some((part, part.canonicalize().ok()?)))?;
+    let mut rest = path.strip_prefix(there).ok()?.components();
+    rest.all(|part| part != Component::ParentDir).then_some(real)
 }
 
 fn unpushed(api: &Api, error: PushError) -> Problem {
