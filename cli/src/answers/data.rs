@@ -152,6 +152,8 @@ pub(crate) struct Pulled {
     pub(crate) fetched_bytes: Option<u64>,
     /// What was on this machine already.
     pub(crate) local_bytes: Option<u64>,
+    /// Objects that were damaged or gone on this node, and were fetched anew.
+    pub(crate) mended_objects: Option<u64>,
     pub(crate) elapsed_ms: Option<u64>,
     pub(crate) dir: Option<String>,
 }

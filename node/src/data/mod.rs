@@ -300,6 +300,13 @@ impl Data {
         blocking(move || store.is_whole(manifest)).await.unwrap_or(false)
     }
 
+    /// How many objects of a version that was whole here are damaged or gone, as far as is known.
+    pub(crate) async fn lost_objects(&self, found: &Found) -> usize {
+        let (store, manifest) = (self.store.clone(), found.manifest);
+        let count = move || if store.has(manifest)? { store.lost_objects(manifest) } else { Ok(0) };
+        blocking(count).await.unwrap_or(0)
+    }
+
     /// How much of a version is here: `whole`, `partial` or `none`. In a list `closely` would take too long: every object is
     /// looked at.
     pub(crate) async fn here(&self, known: &catalogue::Known, closely: bool) -> &'static str {
@@ -341,7 +348,8 @@ impl Data {
         Some((loaded.objects().len(), loaded.chunk_count()))
     }
 
-    /// Lays a version that is here out as a directory. What is damaged on disk is fetched anew first.
+    /// Lays a version that is here out as a directory. What is damaged on disk is fetched anew first: also says how
+    /// many objects that were.
     pub async fn lay_out(
         &self,
         found: &Found,
@@ -349,20 +357,24 @@ impl Data {
         writable: bool,
         cancel: Arc<AtomicBool>,
         show: impl Fn(u64) + Clone + Send + 'static,
-    ) -> Result<Materialised, LayOutError> {
+    ) -> Result<(Materialised, usize), LayOutError> {
         const TRIES: usize = 3;
+        let mut mended = 0;
         for _ in 1..TRIES {
             match self
                 .lay_out_once(found, dir.clone(), writable, cancel.clone(), show.clone())
                 .await
             {
                 Err(LayOutError::Tree(TreeError::Object { .. })) => {
+                    let lost = self.lost_objects(found).await;
                     self.bring(found, How::default(), |_| {}).await?;
+                    mended += lost;
                 }
-                done => return done,
+                done => return done.map(|laid| (laid, mended)),
             }
         }
-        self.lay_out_once(found, dir, writable, cancel, show).await
+        let done = self.lay_out_once(found, dir, writable, cancel, show).await;
+        done.map(|laid| (laid, mended))
     }
 
     async fn lay_out_once(

@@ -41,15 +41,16 @@ impl Store {
 
     /// Whether a manifest is claimed here and none of its objects was lost since.
     pub fn is_whole(&self, hash: Hash) -> Result<bool, StoreError> {
-        if !self.has(hash)? {
-            return Ok(false);
-        }
+        Ok(self.has(hash)? && self.lost_objects(hash)? == 0)
+    }
+
+    /// How many objects of a manifest that is claimed here were lost since: damaged, or gone.
+    pub fn lost_objects(&self, hash: Hash) -> Result<usize, StoreError> {
+        let mut lost = 0;
         for id in self.load(hash)?.objects() {
-            if self.inner.index.holds(*id)?.is_none() {
-                return Ok(false);
-            }
+            lost += usize::from(self.inner.index.holds(*id)?.is_none());
         }
-        Ok(true)
+        Ok(lost)
     }
 
     /// Counts the objects that were here and turned out to be damaged or gone, since the store was opened.

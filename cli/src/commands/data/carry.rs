@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use serde_json::{Value, json};
 
 use super::flow::follow;
-use super::show::copies;
+use super::show::{copies, many};
 use super::{Pull, Push};
 use crate::answers::{Dataset, Pulled, Pushed, Verified};
 use crate::context::{Context, print, print_json};
@@ -107,6 +107,8 @@ pub(super) fn pulled(found: &Dataset, work: &Pulled, dir: Option<&Path>) -> Stri
     }));
     let here = work.local_bytes.filter(|here| *here > 0);
     parts.extend(here.map(|here| format!("{} here already", bytes(here))));
+    let mended = work.mended_objects.filter(|mended| *mended > 0);
+    parts.extend(mended.map(|mended| format!("{} mended", many(mended, "damaged object"))));
     if !parts.is_empty() {
         text += &format!("; {}", parts.join(", "));
     }

@@ -329,7 +329,14 @@ fn what_came_of_a_push_and_a_pull_is_told_in_a_line_or_two() {
         pulled(&data, &work, Some(Path::new("m"))),
         "mnist@3 is in m: 70 files, 11.1 MiB; nothing had to be fetched, 11.1 MiB here already (in 40ms).\n"
     );
-    let work = parsed(json!({}));
+    let work = parsed(
+        json!({ "fetched_bytes": 1024, "local_bytes": 0, "mended_objects": 2, "dir": "/w" }),
+    );
+    assert_eq!(
+        pulled(&data, &work, None),
+        "mnist@3 is in /w: 70 files, 11.1 MiB; 1.0 KiB fetched, 2 damaged objects mended.\n"
+    );
+    let work = parsed(json!({ "mended_objects": 0 }));
     assert_eq!(
         pulled(&data, &work, None),
         "mnist@3 is in this node's store: 70 files, 11.1 MiB.\n"

@@ -230,6 +230,7 @@ async fn pull(
             let begun = clock::steady();
             let show = |now: &pull::Progress| drop(sender.send_replace((false, now.clone())));
             let here = api.data.is_here(&found).await;
+            let mut mended = if here { 0 } else { api.data.lost_objects(&found).await };
             let brought = match here {
                 true => pull::Progress::default(),
                 false => {
@@ -239,7 +240,8 @@ async fn pull(
             };
             let mut item = whole(&api, &known).await;
             if let Some(dir) = &wants.dir {
-                let laid = lay_out(&api, &found, dir, wants.writable, &sender).await?;
+                let (laid, more) = lay_out(&api, &found, dir, wants.writable, &sender).await?;
+                mended += more;
                 item["dir"] = json!(dir);
                 item["linked"] = json!(laid.linked + laid.reflinked);
                 item["copied"] = json!(laid.copied);
@@ -247,6 +249,7 @@ async fn pull(
             }
             item["fetched_bytes"] = json!(brought.fetched);
             item["local_bytes"] = json!(known.bytes.saturating_sub(brought.fetched));
+            item["mended_objects"] = json!(mended);
             item["elapsed_ms"] = json!(millis(begun.elapsed()));
             Ok(item)
         }
@@ -265,14 +268,14 @@ async fn pull(
     Ok(lines(api, permit, progress, line, work))
 }
 
-/// Lays a version that is here out as a directory.
+/// Lays a version that is here out as a directory. Also says how many damaged objects had to be fetched anew.
 async fn lay_out(
     api: &Api,
     found: &crate::data::Found,
     dir: &Path,
     writable: bool,
     sender: &watch::Sender<(bool, pull::Progress)>,
-) -> Result<tree::Materialised, Problem> {
+) -> Result<(tree::Materialised, usize), Problem> {
     let total: u64 =
         api.data.loaded(found).await.map_err(|error| unpulled(&error))?.manifest().bytes();
     let sender = sender.clone();

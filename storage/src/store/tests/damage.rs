@@ -49,6 +49,7 @@ fn a_flipped_bit_anywhere_is_never_handed_out() {
         assert!(refused > 0, "bit {at} of {len} went unnoticed");
         assert!(!path.exists() && store.inner.index.holds(id).unwrap().is_none());
         assert!(store.inner.files.quarantine(&id.to_string()).exists());
+        assert_eq!(store.lost_objects(imported.hash).unwrap(), 1);
         // The rest of it is used when it is fetched again: only the damaged chunk is missing.
         let fetch = store.fetch(bytes.clone(), imported.hash, NOW).unwrap();
         let missing: Vec<usize> = fetch.missing().present().collect();
@@ -56,6 +57,7 @@ fn a_flipped_bit_anywhere_is_never_handed_out() {
         fetch.write(number, &good[number]).unwrap();
         fetch.finish(NOW).unwrap();
         assert!(store.verify(imported.hash, NOW, |_| ()).unwrap().damaged.is_empty());
+        assert_eq!(store.lost_objects(imported.hash).unwrap(), 0);
     }
 }
 
