@@ -801,7 +801,7 @@ fn versions_are_named_compared_shared_and_removed() {
 
     assert_eq!(data(second, &["pin", "tree@2"])["pinned"], true);
     let du = data(second, &["du"]);
-    has(&du, &["store_bytes", "free_bytes", "items"]);
+    has(&du, &["store_bytes", "quarantine_bytes", "free_bytes", "items"]);
     let items = du["items"].as_array().unwrap();
     assert_eq!(items.len(), 2, "{du}");
     has(&items[0], &["name", "version", "bytes", "pinned", "durable"]);

@@ -244,8 +244,9 @@ pub(crate) struct Usage {
     pub(crate) high_bytes: Option<u64>,
     /// At this size, it stops.
     pub(crate) low_bytes: Option<u64>,
-    /// Objects that were found damaged and set aside.
+    /// Files of the store that were found damaged and set aside.
     pub(crate) quarantined: Option<u64>,
+    pub(crate) quarantine_bytes: Option<u64>,
     #[serde(deserialize_with = "or_default")]
     pub(crate) items: Vec<Used>,
 }

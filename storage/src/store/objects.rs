@@ -58,6 +58,19 @@ impl Store {
         self.inner.losses.load(Ordering::Relaxed)
     }
 
+    /// What lies in quarantine: how many files, and how many bytes.
+    pub fn quarantined(&self) -> Result<(u64, u64), StoreError> {
+        let (mut count, mut bytes) = (0, 0);
+        for name in self.inner.files.names(&self.root().join("quarantine"))? {
+            // One that has gone meanwhile takes no room.
+            if let Ok(meta) = fs::metadata(self.inner.files.quarantine(&name)) {
+                count += 1;
+                bytes += meta.len();
+            }
+        }
+        Ok((count, bytes))
+    }
+
     /// The objects of a manifest that is here, each verified when it is asked for.
     pub fn objects(&self, loaded: &Arc<Loaded>, now: Time) -> Objects {
         let all = loaded.objects().iter().enumerate();

@@ -162,13 +162,16 @@ pub(super) fn usage(usage: &Usage, look: Look) -> String {
         }
         _ => String::new(),
     };
-    let aside = usage.quarantined.filter(|n| *n > 0);
+    let aside = usage.quarantined.filter(|n| *n > 0).map(|n| {
+        let size = usage.quarantine_bytes.map(|size| format!("{} in ", bytes(size)));
+        size.unwrap_or_default() + &many(n, "damaged file")
+    });
     let mut text = facts(
         &[
             ("store", store.unwrap_or_default()),
             ("disk free", usage.free_bytes.map(bytes).unwrap_or_default()),
             ("goes", evicts),
-            ("set aside", aside.map(|n| many(n, "damaged object")).unwrap_or_default()),
+            ("quarantine", aside.unwrap_or_default()),
         ],
         look.paint,
     );

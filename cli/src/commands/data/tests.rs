@@ -290,7 +290,7 @@ mnist@2 → mnist@3: 1 added, 1 removed, 2 changed, 66 as they were; 1.3 KiB new
 fn what_takes_room_is_listed_by_whether_it_may_go() {
     let said: Usage = parsed(json!({
         "store_bytes": 4u64 << 30, "free_bytes": 90u64 << 30, "high_bytes": 16u64 << 30, "low_bytes": 12u64 << 30,
-        "quarantined": 2, "items": [
+        "quarantined": 2, "quarantine_bytes": 3u64 << 20, "items": [
             { "name": "mnist", "version": 3, "bytes": 11_639_193u64, "pinned": false, "durable": true, "last_used_at": null },
             { "name": "xray", "version": 1, "bytes": 3u64 << 30, "pinned": false, "durable": false,
               "last_used_at": "2026-11-16T09:00:00Z" },
@@ -299,10 +299,10 @@ fn what_takes_room_is_listed_by_whether_it_may_go() {
     assert_eq!(
         list::usage(&said, look(60, true)),
         "\
-store      4.0 GiB  █████░░░░░░░░░░░░░░░ 25 % of 16.0 GiB
-disk free  90.0 GiB
-goes       from 16.0 GiB down to 12.0 GiB, what nobody keeps, least used first
-set aside  2 damaged objects
+store       4.0 GiB  █████░░░░░░░░░░░░░░░ 25 % of 16.0 GiB
+disk free   90.0 GiB
+goes        from 16.0 GiB down to 12.0 GiB, what nobody keeps, least used first
+quarantine  3.0 MiB in 2 damaged files
 
 NAME   VERSION      SIZE  KEPT    USED
 mnist        3  11.1 MiB  copy    -

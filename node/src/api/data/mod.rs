@@ -171,9 +171,11 @@ async fn compare(State(api): State<Api>, uri: Uri) -> Answer {
 async fn usage(State(api): State<Api>) -> Answer {
     let store = api.data.store.clone();
     let used = tokio::task::spawn_blocking(move || {
-        Ok::<_, mesh_storage::store::StoreError>((store.usage()?, store.list()?))
+        let (usage, held, aside) = (store.usage()?, store.list()?, store.quarantined()?);
+        Ok::<_, mesh_storage::store::StoreError>((usage, held, aside))
     });
-    let (usage, held) = used.await.map_err(|_| not_now())?.map_err(|error| failed(&error))?;
+    let (usage, held, (quarantined, quarantine_bytes)) =
+        used.await.map_err(|_| not_now())?.map_err(|error| failed(&error))?;
     let known = catalogue(&api).await?;
     let names: BTreeMap<_, &Known> =
         known.iter().filter_map(|one| Some((one.manifest?, one))).collect();
@@ -195,6 +197,7 @@ async fn usage(State(api): State<Api>) -> Answer {
         &api,
         json!({
             "store_bytes": usage.objects, "in_place_bytes": usage.in_place, "partial_bytes": usage.partial,
+            "quarantined": quarantined, "quarantine_bytes": quarantine_bytes,
             "free_bytes": api.data.disk().map(|(_, free)| free), "items": rows,
         }),
     ))

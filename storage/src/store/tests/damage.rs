@@ -50,6 +50,8 @@ fn a_flipped_bit_anywhere_is_never_handed_out() {
         assert!(!path.exists() && store.inner.index.holds(id).unwrap().is_none());
         assert!(store.inner.files.quarantine(&id.to_string()).exists());
         assert_eq!(store.lost_objects(imported.hash).unwrap(), 1);
+        let (count, quarantined) = store.quarantined().unwrap();
+        assert!(count > 0 && quarantined >= len as u64, "{count} files, {quarantined} bytes");
         // The rest of it is used when it is fetched again: only the damaged chunk is missing.
         let fetch = store.fetch(bytes.clone(), imported.hash, NOW).unwrap();
         let missing: Vec<usize> = fetch.missing().present().collect();
