@@ -18,7 +18,7 @@ use std::time::Duration;
 use mesh_consensus::id::{Hash, NodeId};
 use mesh_consensus::time::Time;
 use mesh_storage::manifest::MAX_MANIFEST_BYTES;
-use mesh_storage::store::{Fetch, StoreError, Wrote};
+use mesh_storage::store::{Fetch, Store, StoreError, Wrote};
 use mesh_storage::swarm::{self, Swarm};
 use mesh_transport::codec::encode;
 use mesh_transport::net::{Lane, Net};
@@ -33,6 +33,7 @@ use super::{Data, Found, blocking};
 use crate::clock;
 use crate::wire::Header;
 
+const MIB: u64 = 1 << 20;
 /// What links tell and the planner has not looked at yet; then they wait.
 const MAX_EVENTS: usize = 256;
 /// What one link is to ask and has not asked yet.
@@ -109,6 +110,14 @@ pub enum PullError {
     /// No room.
     #[error("the disk is full")]
     Full,
+    /// There would be no room for all of it. Nothing was written.
+    #[error("the disk is full: {} are missing here, and there is room for {}", amount(needed.div_ceil(MIB)), amount(free / MIB))]
+    NoRoom {
+        /// Bytes that would have to be written.
+        needed: u64,
+        /// Bytes that may be.
+        free: u64,
+    },
     /// The store.
     #[error("the store failed: {0}")]
     Store(String),
@@ -144,7 +153,10 @@ impl Data {
     ) -> Result<(), PullError> {
         let bytes = self.manifest(found, wait).await?;
         let (store, hash) = (self.store.clone(), found.manifest);
-        let fetch = Arc::new(blocking(move || store.fetch(bytes, hash, clock::now())).await?);
+        let begun = blocking(move || store.begin_fetch(bytes, hash, clock::now())).await?;
+        self.check_room(begun.missing_bytes()).await?;
+        let copied = move || begun.reuse(clock::now()).map(|()| begun);
+        let fetch = Arc::new(blocking(copied).await?);
         let _kept = Kept(fetch.clone());
         let partly = self.share_partly(found.version, fetch.loaded().clone(), fetch.have());
         let mut run = Run::new(self, found, &fetch, &partly.sharing, progress, pace, wait)?;
@@ -156,6 +168,18 @@ impl Data {
         // A chunk that came twice at once counts as here while the other one is still being written.
         let _written = run.shared.writes.acquire_many(MAX_WRITES as u32).await;
         blocking(move || fetch.finish(clock::now())).await
+    }
+
+    /// Refuses to begin what would end on a full disk. What could be evicted meanwhile counts as room.
+    async fn check_room(&self, needed: u64) -> Result<(), PullError> {
+        let Some((total, free)) = self.disk() else { return Ok(()) };
+        let free = free.saturating_sub(reserve(total));
+        if needed <= free {
+            return Ok(());
+        }
+        let store = self.store.clone();
+        let free = free.saturating_add(blocking(move || may_go(&store)).await?);
+        if needed <= free { Ok(()) } else { Err(PullError::NoRoom { needed, free }) }
     }
 
     /// The bytes of the manifest: from here, or from the first peer whose bytes have the right hash. Asks for it again
@@ -188,6 +212,26 @@ impl Data {
             sleep(left.min(ASK_AGAIN)).await;
         }
     }
+}
+
+/// What a pull leaves free of a disk of so many bytes: others write there, too, and so does the node.
+fn reserve(total: u64) -> u64 {
+    (total / 100).min(256 * MIB)
+}
+
+/// Bytes that the store could give up, at most: what nobody has pinned or uses, and what was fetched in part.
+fn may_go(store: &Store) -> Result<u64, StoreError> {
+    let usage = store.usage()?;
+    let held = store.list()?;
+    let loose =
+        held.iter().filter(|held| held.pins.is_empty() && held.leases == 0 && !held.in_place);
+    let bytes: u64 = loose.filter_map(|held| usage.manifests.get(&held.hash)).sum();
+    Ok(bytes.saturating_add(usage.partial))
+}
+
+/// So many MiB, in words.
+fn amount(mib: u64) -> String {
+    if mib < 10 * 1024 { format!("{mib} MiB") } else { format!("{} GiB", mib / 1024) }
 }
 
 async fn ask_manifest(net: &Net, node: NodeId, found: &Found) -> Option<Vec<u8>> {
@@ -508,5 +552,24 @@ impl PullError {
             StoreError::NoSpace { .. } => PullError::Full,
             error => PullError::Store(crate::data::chain(error)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_little_of_every_disk_is_left_free() {
+        assert_eq!(reserve(100 * MIB), MIB);
+        assert_eq!(reserve(u64::MAX), 256 * MIB);
+    }
+
+    #[test]
+    fn who_has_no_room_is_told_how_much_is_missing() {
+        let told = PullError::NoRoom { needed: 64 * MIB + 1, free: 31 * MIB + 7 }.to_string();
+        assert!(told.contains("65 MiB") && told.contains("31 MiB"), "{told}");
+        let told = PullError::NoRoom { needed: 20_480 * MIB, free: 0 }.to_string();
+        assert!(told.contains("20 GiB") && told.contains("0 MiB"), "{told}");
     }
 }

@@ -52,6 +52,18 @@ impl Store {
     /// Begins or takes up the fetch of a manifest. Objects that are here are done, and chunks that
     /// any object here holds are copied.
     pub fn fetch(&self, manifest: Vec<u8>, want: Hash, now: Time) -> Result<Fetch, StoreError> {
+        let fetch = self.begin_fetch(manifest, want, now)?;
+        fetch.reuse(now)?;
+        Ok(fetch)
+    }
+
+    /// As [`Store::fetch`], but nothing is copied yet: that is [`Fetch::reuse`], once it is clear that there is room.
+    pub fn begin_fetch(
+        &self,
+        manifest: Vec<u8>,
+        want: Hash,
+        now: Time,
+    ) -> Result<Fetch, StoreError> {
         let found = Hash::of(&manifest);
         if found != want {
             return Err(StoreError::WrongManifest { want, found });
@@ -67,7 +79,7 @@ impl Store {
         let chunks: Vec<Hash> = loaded.manifest().chunks().map(|chunk| chunk.id).collect();
         let mut by_name: Vec<u32> = (0..chunks.len() as u32).collect();
         by_name.sort_unstable_by_key(|number| (chunks[*number as usize], *number));
-        let fetch = Fetch {
+        Ok(Fetch {
             store: self.clone(),
             loaded,
             bytes: manifest,
@@ -76,9 +88,7 @@ impl Store {
             dirty: Mutex::default(),
             dirty_bytes: AtomicU64::new(0),
             _lease: lease,
-        };
-        fetch.reuse(now)?;
-        Ok(fetch)
+        })
     }
 
     /// The partial of an object: one for all who fetch it.
@@ -132,6 +142,14 @@ impl Fetch {
         let mut missing = Bitmap::new(have.len());
         have.missing().for_each(|number| _ = missing.set(number));
         missing
+    }
+
+    /// Bytes of the chunks that are missing: so much is yet to be written, also of what can be copied from here.
+    pub fn missing_bytes(&self) -> u64 {
+        let have = self.have();
+        let chunks = self.loaded.manifest().chunks().enumerate();
+        let missing = chunks.filter(|(number, _)| !have.get(*number));
+        missing.map(|(_, chunk)| u64::from(chunk.bytes)).sum()
     }
 
     /// Takes a chunk, if the bytes are those of its name, and puts it wherever the manifest has it.
@@ -191,7 +209,7 @@ impl Fetch {
     }
 
     /// Copies the chunks that some object here holds.
-    fn reuse(&self, now: Time) -> Result<(), StoreError> {
+    pub fn reuse(&self, now: Time) -> Result<(), StoreError> {
         let store = &self.store;
         for (object, partial) in self.objects.iter().enumerate() {
             let Some(partial) = partial else { continue };

@@ -539,6 +539,9 @@ fn unpulled(error: &PullError) -> Problem {
         PullError::Full => {
             "make room (mesh data du shows what is here), then the same again goes on"
         }
+        PullError::NoRoom { .. } => {
+            "free some: mesh data du, mesh data rm; or run a node whose --dir is on a larger disk"
+        }
         PullError::Nobody { .. } => {
             "mesh data show tells who holds it; start those nodes, then the same again"
         }
