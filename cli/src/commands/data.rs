@@ -58,7 +58,10 @@ Examples:
   mesh data pull mnist --store-only         only onto this node, for jobs to come
 
 The files are read-only and share their room with the store, unless they are to be writable. Only
-what this machine lacks is fetched. Stopped with Ctrl-C, the same command resumes.";
+what this machine lacks is fetched. Stopped with Ctrl-C, the same command resumes.
+
+Contents, names and the executable bit are kept; owners, times and other modes are not: what was
+0600 is 0444 here, and whoever may enter the directory can read it.";
 const LS: &str = "\
 Examples:
   mesh data ls                                the newest version of each
