@@ -746,6 +746,13 @@ fn on_a_long_wire_a_pull_takes_several_connections() {
     felt.expect("the wire is known to be long");
     let began = mesh_node::clock::steady();
     let mut pull = begin(second, &["pull", "far", text(&aside(second, "far"))], "far");
+    let coming = until(SETTLE, || {
+        let shown = data(second, &["show", "far"]);
+        let is_mine = |holder: &Value| holder["name"] == second.name.as_str();
+        let mine = shown["holders"].as_array()?.iter().find(|holder| is_mine(holder))?;
+        (mine["holds"] == "pulling" && mine["bytes"].is_u64()).then_some(())
+    });
+    coming.expect("whoever asks the node sees how far it is");
     let several = until(PATIENCE, || (link()["connections"].as_u64()? > 2).then_some(()));
     several.expect("one connection is not all that there is");
     assert!(pull.wait().unwrap().success());

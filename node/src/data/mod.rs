@@ -325,6 +325,11 @@ impl Data {
         }
     }
 
+    /// Bytes of a version that are here while it is being pulled; `None` if it is not.
+    pub(crate) fn pulled_bytes(&self, version: VersionId) -> Option<u64> {
+        lock(&self.pulls).get(&version).map(|(progress, _)| progress.borrow().bytes)
+    }
+
     /// The manifest of a version, from here or from one who has it. It does not stay here for that.
     pub(crate) async fn loaded(&self, found: &Found) -> Result<Arc<Loaded>, PullError> {
         let (store, hash) = (self.store.clone(), found.manifest);

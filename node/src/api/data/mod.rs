@@ -340,8 +340,14 @@ async fn row(api: &Api, known: &Known) -> Value {
 /// A version by itself.
 async fn whole(api: &Api, known: &Known) -> Value {
     let roster = api.roster();
-    let holders: Vec<Value> =
-        known.holders.iter().map(|node| holder(api, &roster, known, *node)).collect();
+    let durable = |node: &NodeId| holder(api, &roster, *node, "durable", known.bytes);
+    let mut holders: Vec<Value> = known.holders.iter().map(durable).collect();
+    let me = api.whoami.node;
+    if !known.holders.contains(&me)
+        && let Some(part) = api.data.pulled_bytes(known.id)
+    {
+        holders.push(holder(api, &roster, me, "pulling", part));
+    }
     let inputs: Vec<String> = known.lineage.inputs().iter().map(ToString::to_string).collect();
     let mut row = row(api, known).await;
     row["here"] = api.data.here(known, true).await.into();
@@ -358,13 +364,14 @@ async fn whole(api: &Api, known: &Known) -> Value {
     row
 }
 
-fn holder(api: &Api, roster: &Roster, known: &Known, node: NodeId) -> Value {
+/// A node that has so much of a version, and what that is worth.
+fn holder(api: &Api, roster: &Roster, node: NodeId, holds: &str, bytes: u64) -> Value {
     let place = roster.members.get(&node);
     let state = if api.hub.is_alive(node) { "up" } else { "down" };
     json!({
         "id": node, "name": place.map(|place| place.name.as_str()),
         "party": place.and_then(|place| roster.parties.get(&place.party)).map(ToString::to_string),
-        "state": state, "holds": "durable", "bytes": known.bytes,
+        "state": state, "holds": holds, "bytes": bytes,
     })
 }
 
