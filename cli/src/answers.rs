@@ -184,6 +184,7 @@ pub(crate) struct Party {
 pub(crate) struct Request {
     pub(crate) id: serde_json::Value,
     pub(crate) kind: String,
+    /// `open`, `granted`, `denied`, `expired`, `withdrawn`, `void`.
     pub(crate) state: Option<String>,
     /// In words.
     pub(crate) text: Option<String>,
@@ -194,6 +195,8 @@ pub(crate) struct Request {
     pub(crate) needed: Option<u64>,
     pub(crate) opened_at: Option<String>,
     pub(crate) expires_at: Option<String>,
+    /// When it ended, if it has.
+    pub(crate) decided_at: Option<String>,
 }
 
 /// One of `/v1/links`: a connection of the data plane.

@@ -109,7 +109,7 @@ pub(crate) enum Command {
     /// The parties of the mesh, and this party's key: ls, key
     #[command(subcommand, after_help = party::EXAMPLES)]
     Party(party::Verb),
-    /// What waits for the consent of other parties: ls, show
+    /// What waits for the consent of other parties: ls, show, withdraw
     #[command(subcommand, after_help = request::EXAMPLES)]
     Request(request::Verb),
     /// Say yes to a request, for this node's party

@@ -286,6 +286,20 @@ fn tickets_parties_requests_and_settings_are_listed() {
                 ),
             ),
             (
+                "GET /v1/requests?all=true",
+                200,
+                items(
+                    json!([{ "id": 2049, "kind": "remove_node", "text": "remove node gamma of party b", "state": "denied", "by": "lab", "granted": ["lab"], "denied": ["b"], "needed": null, "expires_at": "2100-01-01T00:00:00Z", "decided_at": "2026-11-16T12:00:00Z", "decided_index": 9 }]),
+                ),
+            ),
+            (
+                "GET /v1/requests/2049",
+                200,
+                item(
+                    json!({ "id": 2049, "kind": "remove_node", "state": "withdrawn", "by": "lab", "granted": ["lab"], "denied": [], "needed": null, "decided_at": "2026-11-16T12:00:00Z" }),
+                ),
+            ),
+            (
                 "GET /v1/config",
                 200,
                 items(
@@ -297,7 +311,9 @@ fn tickets_parties_requests_and_settings_are_listed() {
     for (line, parts) in [
         ("ticket ls", &["abcdef01 ", "new party", "   3  good   in "][..]),
         ("party ls", &["lab", "77aa77aa "]),
-        ("request ls", &["2048", "remove node", "1/2"]),
+        ("request ls", &["2048", "remove node", "open", "1/2"]),
+        ("request ls --all", &["2049", "remove node gamma of party b", "denied", "  -\n"]),
+        ("request show 2049", &["withdrawn", "decided"]),
         ("request show 2048", &["remove gamma", "1/2  lab"]),
         ("config", &["0.0.0.0:6374", "config.toml", "mdns", "false"]),
     ] {
@@ -343,6 +359,7 @@ fn labels_drain_and_answers_to_requests_reach_the_node() {
             ("POST /v1/nodes/gpu-7/drain", 200, done.clone()),
             ("POST /v1/requests/2048/grant", 200, done.clone()),
             ("POST /v1/requests/2048/deny", 200, done.clone()),
+            ("POST /v1/requests/2048/withdraw", 200, done.clone()),
             ("DELETE /v1/tickets/ab", 200, done),
         ],
     );
@@ -352,6 +369,7 @@ fn labels_drain_and_answers_to_requests_reach_the_node() {
         ("node drain gpu-7 --off", json!({ "on": false })),
         ("grant 2048", json!({})),
         ("deny 2048", json!({})),
+        ("request withdraw 2048", json!({})),
         ("ticket revoke ab", Value::Null),
     ] {
         let output = mesh(dir.path(), line);

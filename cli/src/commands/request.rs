@@ -6,12 +6,14 @@ use crate::answers::{Request, plain};
 use crate::context::{Context, note, print, print_json};
 use crate::report::Outcome;
 use crate::value;
-use crate::view::{Column, Paint, Table, facts, when, width};
+use crate::view::{Column, Paint, Table, clean, facts, when, width};
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   mesh request ls                what waits
+  mesh request ls --all          and what came of the latest
   mesh request show 2048         what exactly is asked for
+  mesh request withdraw 2048     take back what this party has asked for
   mesh grant 2048                say yes, for this node's party
   mesh deny 2048                 say no";
 pub(crate) const GRANT_EXAMPLES: &str = "\
@@ -27,14 +29,26 @@ Examples:
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Verb {
     /// What waits for an answer
-    #[command(
-        after_help = "Examples:\n  mesh request ls\n  mesh request ls --json | jq '.items[].id'"
-    )]
-    Ls,
-    /// What exactly is asked for, and who has answered
+    #[command(after_help = "Examples:\n  mesh request ls\n  mesh request ls --all\n  \
+            mesh request ls --json | jq '.items[].id'\n\n\
+            The latest 64 that were decided are kept: granted, denied, expired, withdrawn, or void if\n\
+            the node went or a party came with the same name or key.")]
+    Ls {
+        /// The latest that were decided or have expired, too
+        #[arg(long)]
+        all: bool,
+    },
+    /// What exactly is asked for, who has answered, and what came of it
     #[command(after_help = "Examples:\n  mesh request show 2048")]
     Show {
         /// Which one
+        #[arg(value_parser = value::request)]
+        id: String,
+    },
+    /// Take back a request that this node's party has opened
+    #[command(after_help = "Examples:\n  mesh request withdraw 2048")]
+    Withdraw {
+        /// Which one: see mesh request ls
         #[arg(value_parser = value::request)]
         id: String,
     },
@@ -42,8 +56,9 @@ pub(crate) enum Verb {
 
 pub(crate) async fn run(verb: &Verb, context: &Context) -> Outcome {
     match verb {
-        Verb::Ls => ls(context).await,
+        Verb::Ls { all } => ls(*all, context).await,
         Verb::Show { id } => show(id, context).await,
+        Verb::Withdraw { id } => withdraw(id, context).await,
     }
 }
 
@@ -54,17 +69,31 @@ pub(crate) async fn answer(id: &str, yes: bool, context: &Context) -> Outcome {
     if context.json {
         return print_json(answer.json());
     }
-    print(&format!("This party says {} to request {id}.\n", if yes { "yes" } else { "no" }))
+    let said = format!("This party says {} to request {id}", if yes { "yes" } else { "no" });
+    // An older node does not tell.
+    match answer.json()["item"]["decision"].as_str() {
+        Some(decision) => print(&format!("{said}: it is {}.\n", clean(decision))),
+        None => print(&format!("{said}.\n")),
+    }
 }
 
-async fn ls(context: &Context) -> Outcome {
-    let answer = context.api()?.get("/v1/requests").await?;
+async fn withdraw(id: &str, context: &Context) -> Outcome {
+    let answer = context.api()?.post(&format!("/v1/requests/{id}/withdraw"), json!({})).await?;
+    if context.json {
+        return print_json(answer.json());
+    }
+    print(&format!("Request {id} is withdrawn.\n"))
+}
+
+async fn ls(all: bool, context: &Context) -> Outcome {
+    let path = if all { "/v1/requests?all=true" } else { "/v1/requests" };
+    let answer = context.api()?.get(path).await?;
     if context.json {
         return print_json(answer.json());
     }
     let requests: Vec<Request> = answer.items()?;
     if requests.is_empty() {
-        note("Nothing waits for an answer.");
+        note(if all { "No request is known." } else { "Nothing waits for an answer." });
         return Ok(std::process::ExitCode::SUCCESS);
     }
     let now = mesh_node::clock::now().0;
@@ -72,6 +101,7 @@ async fn ls(context: &Context) -> Outcome {
         Column::new("ID"),
         Column::new("BY").least(8),
         Column::new("WHAT").least(12),
+        Column::new("STATE").worth(4),
         Column::new("YES").right(),
         Column::new("EXPIRES").worth(1),
     ]);
@@ -80,6 +110,7 @@ async fn ls(context: &Context) -> Outcome {
             plain(&request.id).into(),
             request.by.shown().into(),
             what(request).into(),
+            request.state.as_deref().unwrap_or("open").into(),
             yes(request).into(),
             expires(request, now).into(),
         ]);
@@ -104,6 +135,7 @@ async fn show(id: &str, context: &Context) -> Outcome {
         ("no", names(&request.denied)),
         ("opened", request.opened_at.as_deref().map(|time| when(time, now)).unwrap_or_default()),
         ("expires", expires(&request, now)),
+        ("decided", request.decided_at.as_deref().map(|time| when(time, now)).unwrap_or_default()),
     ];
     print(&facts(&lines, Paint::stdout()))
 }
@@ -119,7 +151,11 @@ fn yes(request: &Request) -> String {
     }
 }
 
+/// Nothing for one that is over: it will not.
 fn expires(request: &Request, now: u64) -> String {
+    if request.decided_at.is_some() {
+        return String::new();
+    }
     request.expires_at.as_deref().map(|time| when(time, now)).unwrap_or_default()
 }
 

@@ -231,7 +231,9 @@ fn told_no(refusal: Refusal) -> Problem {
         }
         Refusal::NameTaken => "choose another name",
         Refusal::AlreadySigned => "nothing: mesh request show ID tells who has answered",
-        Refusal::NoSuchRequest | Refusal::RequestExpired => "mesh request ls shows what is open",
+        Refusal::NoSuchRequest | Refusal::RequestExpired => {
+            "mesh request ls --all shows what is open and what was decided"
+        }
         Refusal::NoSuchTicket => "mesh ticket ls shows what is good",
         Refusal::NotMember | Refusal::NoSuchMember => "mesh nodes shows who belongs",
         _ => "mesh status",

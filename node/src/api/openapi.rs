@@ -161,6 +161,7 @@ mod tests {
         "get /v1/requests/{request}",
         "post /v1/requests/{request}/grant",
         "post /v1/requests/{request}/deny",
+        "post /v1/requests/{request}/withdraw",
         "get /v1/names/{party}",
         "get /v1/names/{party}/{name}",
         "put /v1/names/{party}/{name}",

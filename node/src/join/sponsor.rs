@@ -74,7 +74,9 @@ impl Sponsor {
                 match self.becomes(signing, request).await {
                     Some(Fate::Founded) => JoinReply::Founded,
                     Some(Fate::Waits(request)) => JoinReply::Waits { request },
-                    Some(Fate::Gone) => refused("the other parties did not agree to it in time"),
+                    Some(Fate::Gone) => refused(
+                        "the other parties did not agree to it in time, or it was withdrawn",
+                    ),
                     None => JoinReply::NoLeader,
                 }
             }

@@ -133,6 +133,8 @@ kinds! {
     21 TagSet level 4;
     /// A node says whether it holds a copy of a version.
     22 Hold level 4;
+    /// A party takes back a request that it opened.
+    23 RequestWithdraw level 5;
 }
 
 /// A party makes a ticket. Needs the signature of that party.
@@ -199,6 +201,13 @@ pub struct RequestSign {
     pub request: RequestId,
     /// The answer.
     pub yes: bool,
+}
+
+/// A party takes back a request. Needs the signature of the party that opened it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RequestWithdraw {
+    /// Which one.
+    pub request: RequestId,
 }
 
 /// What a node says about itself.

@@ -20,6 +20,7 @@ use mesh_consensus::machine::At;
 use serde::{Deserialize, Serialize};
 
 use super::command::{Admit, Leave, Report, Suspect};
+use super::decided::Decision;
 use super::name::Name;
 use super::party::check_key;
 use super::refusal::Refusal;
@@ -162,7 +163,7 @@ impl Facts {
             _ => {}
         }
         self.check_removal(act.node)?;
-        self.remove(act.node);
+        self.remove(at, act.node);
         self.settle_others(at);
         Ok(())
     }
@@ -181,11 +182,11 @@ impl Facts {
 
     /// Takes a member's rights away, and the member itself as soon as raft no longer counts it. Its
     /// party may have had no other: whoever calls this settles the requests that are open.
-    pub(super) fn remove(&mut self, node: NodeId) {
+    pub(super) fn remove(&mut self, at: &At, node: NodeId) {
         let Some(member) = self.members.get_mut(&node) else { return };
         member.leaving = true;
         let party = member.party;
-        self.requests.retain(|_, request| request.act != JointAct::RemoveNode { node });
+        self.close(at, Decision::Void, |request| request.act == JointAct::RemoveNode { node });
         self.drop_unseated();
         if !self.is_present(party) {
             self.forget_words(party);
@@ -220,7 +221,8 @@ impl Facts {
         for member in self.members.values_mut() {
             member.seat = member.seat.filter(|seat| *seat == survivor);
         }
-        // They were answers to a mesh that is no more; parties can ask again.
+        // They were answers to a mesh that is no more; parties can ask again. Nor is it kept that they
+        // ended so: no mesh time says when.
         self.requests.clear();
         self.extras.firsts.clear();
         self.recovered = Some(Recovered { epoch, index });

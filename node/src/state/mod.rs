@@ -11,19 +11,21 @@
 //!         ─► is its author a member?            member.rs
 //!         ─► did the party sign it, here?       party.rs
 //!         ─► the rules of its kind              ticket.rs invite.rs member.rs label.rs request.rs
-//!                                               name.rs level.rs extras.rs data.rs
+//!                                               decided.rs name.rs level.rs extras.rs data.rs
 //!         ─► done, or refused with a number     refusal.rs
 //! ```
 //!
 //! A refused command changes nothing at all. A configuration of raft is judged by `seats.rs`.
 //!
-//! A snapshot is the level, then the rest, in postcard; what came with level 3 follows, and then what
-//! came with level 4. The level comes first so that a binary that cannot read what follows can still say which version can. Something new in the state at a new
-//! level must leave the encoding at the older levels as it is: while the level is not raised, old
-//! and new binaries sign the same digests.
+//! A snapshot is the level, then the rest, in postcard; what came with level 3 follows, then what came
+//! with level 4, and then what came with level 5. The level comes first so that a binary that cannot
+//! read what follows can still say which version can. Something new in the state at a new level must
+//! leave the encoding at the older levels as it is: while the level is not raised, old and new binaries
+//! sign the same digests.
 
 pub mod command;
 pub mod data;
+pub mod decided;
 pub mod extras;
 pub mod founding;
 mod handover;
@@ -43,7 +45,7 @@ pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -57,6 +59,7 @@ use serde::{Deserialize, Serialize};
 
 use command::{Act, Report, kinds_at};
 use data::Data;
+use decided::Decided;
 use extras::Extras;
 use founding::{Founding, FoundingError};
 use invite::Invitation;
@@ -148,6 +151,9 @@ struct Facts {
     /// Likewise.
     #[serde(skip)]
     data: Data,
+    /// Likewise. The oldest comes first.
+    #[serde(skip)]
+    decided: VecDeque<Decided>,
 }
 
 impl State {
@@ -270,6 +276,11 @@ impl State {
         &self.facts.requests
     }
 
+    /// The latest requests that are over, the oldest first.
+    pub fn decided(&self) -> &VecDeque<Decided> {
+        &self.facts.decided
+    }
+
     /// What a party's name stands for.
     pub fn name(&self, party: PartyId, name: &Name) -> Option<Hash> {
         self.facts.name(party, name)
@@ -362,6 +373,7 @@ impl State {
             Act::VersionBody(act) => facts.version_body(at, act)?,
             Act::TagSet(act) => facts.tag_set(at, act)?,
             Act::Hold(act) => facts.hold(at, &act)?,
+            Act::RequestWithdraw(act) => facts.request_withdraw(at, &act, signed?)?,
         }
         match topic {
             Topic::Names => {}
@@ -456,6 +468,10 @@ impl Facts {
                 self.names.iter().all(|(party, names)| known(party) && !names.is_empty()),
                 "names have an unknown party, or a party with names has none",
             ),
+            (
+                self.is_decided_sound(),
+                "a decided request has an unknown party, or too many are kept",
+            ),
         ];
         let flaw = rules.into_iter().find(|(holds, _)| !holds).map(|(_, flaw)| flaw);
         flaw.or_else(|| self.flaw_in_extras()).or_else(|| self.flaw_in_data())
@@ -492,13 +508,17 @@ impl StateMachine for State {
         if self.facts.level.number >= data::SINCE {
             bytes = bytes.and_then(|bytes| postcard::to_extend(&self.facts.data, bytes));
         }
+        if self.facts.level.number >= decided::SINCE {
+            bytes = bytes.and_then(|bytes| postcard::to_extend(&self.facts.decided, bytes));
+        }
         bytes.expect("the state holds nothing that postcard cannot encode")
     }
 
     fn weight(&self) -> u64 {
-        let Facts { members, removed, tickets, requests, names, data, .. } = &self.facts;
+        let Facts { members, removed, tickets, requests, names, data, decided, .. } = &self.facts;
         let names: usize = names.values().map(BTreeMap::len).sum();
-        let others = members.len() + removed.len() + tickets.len() + requests.len();
+        let requests = requests.len() + decided.len();
+        let others = members.len() + removed.len() + tickets.len() + requests;
         // A name takes some thirty bytes and its hash as many; a member or a ticket about twice that.
         (64 * names + 128 * others) as u64 + data.weight()
     }
@@ -522,6 +542,9 @@ impl StateMachine for State {
         if level.number >= data::SINCE {
             (facts.data, rest) = postcard::take_from_bytes(rest).map_err(|_| undecodable())?;
             facts.data.weigh();
+        }
+        if level.number >= decided::SINCE {
+            (facts.decided, rest) = postcard::take_from_bytes(rest).map_err(|_| undecodable())?;
         }
         if !rest.is_empty() {
             return Err(undecodable());

@@ -2,10 +2,14 @@
 //!
 //! ```text
 //!               yes from more than half
-//! RequestOpen ─┬──────────────────────► done, and gone
-//!  (the first  ├──────────────────────► dropped: half or more have said no
-//!       yes)   └──────────────────────► expired, by mesh time
+//! RequestOpen ─┬──────────────────────► granted: done, and gone
+//!  (the first  ├──────────────────────► denied: half or more have said no
+//!       yes)   ├──────────────────────► withdrawn, by the party that opened it
+//!              ├──────────────────────► void: what it asks for has lost its point
+//!              └──────────────────────► expired, by mesh time
 //! ```
+//!
+//! What became of the latest ones is kept: see [`super::decided`].
 //!
 //! "Half" is of the parties that are *present* when the answer comes: those with a node that is a
 //! member and not leaving. A party whose last node has gone, or whose first has yet to come, has
@@ -24,7 +28,8 @@ use mesh_consensus::machine::At;
 use mesh_consensus::time::Time;
 use serde::{Deserialize, Serialize};
 
-use super::command::{RequestOpen, RequestSign};
+use super::command::{RequestOpen, RequestSign, RequestWithdraw};
+use super::decided::Decision;
 use super::name::Name;
 use super::party::Party;
 use super::refusal::Refusal;
@@ -148,7 +153,7 @@ impl Facts {
         if own.count() >= MAX_REQUESTS {
             return Err(Refusal::TooManyRequests);
         }
-        self.requests.retain(|_, request| request.expires > at.time);
+        self.close(at, Decision::Expired, |request| request.expires <= at.time);
         self.forget_firsts();
         let request = Request {
             act,
@@ -184,6 +189,27 @@ impl Facts {
         Ok(())
     }
 
+    /// Takes a request back. Only who opened it may: for the others there is a no.
+    pub(super) fn request_withdraw(
+        &mut self,
+        at: &At,
+        act: &RequestWithdraw,
+        by: PartyId,
+    ) -> Result<(), Refusal> {
+        let request = self.requests.get(&act.request).ok_or(Refusal::NoSuchRequest)?;
+        if request.opener != by {
+            return Err(Refusal::WrongParty);
+        }
+        if request.expires <= at.time {
+            return Err(Refusal::RequestExpired);
+        }
+        let request = request.clone();
+        self.requests.remove(&act.request);
+        self.remember(at, act.request, request, Decision::Withdrawn);
+        self.forget_firsts();
+        Ok(())
+    }
+
     /// Does, drops or keeps a request, as its answers demand. Refuses, and changes nothing, where
     /// what is asked for has become impossible.
     fn settle(
@@ -197,10 +223,13 @@ impl Facts {
             Verdict::Passed => {
                 self.check_joint(&request.act)?;
                 self.requests.remove(&id);
-                self.carry_out(at, request.act, first);
+                let act = request.act.clone();
+                self.remember(at, id, request, Decision::Granted);
+                self.carry_out(at, act, first);
             }
             Verdict::Failed => {
                 self.requests.remove(&id);
+                self.remember(at, id, request, Decision::Denied);
             }
             Verdict::Open => {
                 self.requests.insert(id, request);
@@ -261,16 +290,16 @@ impl Facts {
         match act {
             JointAct::FoundParty { name, signing, sealing } => {
                 // Other requests for the same name or key have lost their point.
-                self.requests.retain(|_, request| match &request.act {
-                    JointAct::FoundParty { name: n, signing: s, .. } => *n != name && *s != signing,
-                    JointAct::RemoveNode { .. } => true,
+                self.close(at, Decision::Void, |request| match &request.act {
+                    JointAct::FoundParty { name: n, signing: s, .. } => *n == name || *s == signing,
+                    JointAct::RemoveNode { .. } => false,
                 });
                 self.parties.insert(signing, Party { name, sealing, founded: Moment::of(at) });
                 if let Some(ticket) = first {
                     self.begin_first(at, signing, ticket);
                 }
             }
-            JointAct::RemoveNode { node } => self.remove(node),
+            JointAct::RemoveNode { node } => self.remove(at, node),
         }
     }
 }

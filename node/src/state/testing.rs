@@ -332,7 +332,7 @@ pub(super) fn any_act(random: &mut fastrand::Rng, now: Time) -> Act {
     let label = name(&format!("n{}", random.u8(0..8)));
     let hash = |random: &mut fastrand::Rng| Hash([random.u8(0..3); 32]);
     let party = party_id(random.u8(1..5));
-    match random.u8(0..23) {
+    match random.u8(0..24) {
         0 => TicketNew {
             ticket: ticket(n),
             party,
@@ -428,6 +428,10 @@ pub(super) fn any_act(random: &mut fastrand::Rng, now: Time) -> Act {
             let claims = [Claim::Kept, Claim::Released, Claim::Lost];
             let claim = claims[random.usize(0..claims.len())];
             Hold { id: any_version(random), claim }.into()
+        }
+        23 => {
+            let request = RequestId::at(random.u64(0..300), random.u32(0..3));
+            RequestWithdraw { request }.into()
         }
         _ => {
             let mut act = any_found(n, random.u8(1..5), label);

@@ -1,6 +1,7 @@
 //! Promises of the state as a whole: it never panics, it is the same everywhere, and a snapshot is
 //! all of it.
 
+use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use mesh_consensus::command::Command;
@@ -11,18 +12,21 @@ use mesh_consensus::machine::{At, Halt, Outcome, StateMachine};
 use mesh_consensus::time::Time;
 use proptest::prelude::*;
 
-use super::State;
-use super::command::{Act, Drain, KINDS, Label, NameSet, Pace, RaiseLevel, Rejoin, Report};
+use super::command::{
+    Act, Drain, KINDS, Label, NameSet, Pace, RaiseLevel, Rejoin, Report, RequestWithdraw,
+};
 use super::data::{Body, Data, Readers, Sealed, tests as data_tests};
+use super::decided::{Decided, Decision, MAX_DECIDED};
 use super::extras::Extras;
 use super::founding::mesh_id;
 use super::invite::Invitation;
 use super::level::LEVEL;
 use super::party::{Party, SignatureBytes, Slot};
 use super::refusal::Refusal;
-use super::request::RequestId;
+use super::request::{JointAct, Request, RequestId};
 use super::testing::{Scene, any_act, first, founding, id, name, node, party, party_id, ticket};
 use super::ticket::sign_consent;
+use super::{Moment, State};
 
 /// One line of a made-up history.
 #[derive(Debug, Clone)]
@@ -216,6 +220,13 @@ fn make_likely(act: &mut Act, at: &At, guide: &State, random: &mut fastrand::Rng
             let signers = (1..5).filter(|n| present.contains(&party_id(*n)));
             return random.choice(signers.collect::<Vec<u8>>()).unwrap_or(signer);
         }
+        Act::RequestWithdraw(act) => {
+            if let Some((id, request)) = random.choice(guide.requests()) {
+                act.request = *id;
+                let opener = (1..5).find(|n| party_id(*n) == request.opener);
+                return opener.unwrap_or(signer);
+            }
+        }
         _ => {}
     }
     signer
@@ -341,6 +352,9 @@ fn top_scene() -> Scene {
     let mut scene = scene_at_three();
     scene.raise_to(LEVEL);
     data_tests::fill(&mut scene);
+    scene.open_removal(1, 3);
+    let request = RequestId::at(scene.index, 0);
+    scene.signed(&node(1), &party(1), RequestWithdraw { request }).unwrap();
     scene
 }
 
@@ -381,6 +395,25 @@ fn a_state_that_is_raised_to_level_four_has_no_data() {
 }
 
 #[test]
+fn a_state_that_is_raised_to_level_five_has_no_decided_requests() {
+    let mut scene = scene_at_three();
+    scene.raise_to(4);
+    for n in 1..=3 {
+        scene.report(n, |report| report.level = 5);
+    }
+    let before = scene.state.snapshot();
+    scene.raise_to(5);
+    assert!(scene.state.decided().is_empty());
+    let bytes = scene.state.snapshot();
+    // All that is new is a nothing at the end, and the level at the beginning.
+    assert_eq!(bytes.len(), before.len() + 1);
+    assert!(bytes.ends_with(&[0]));
+    // Nor does a snapshot of level 4 with something behind it count.
+    let longer = [before.as_slice(), &[0]].concat();
+    assert!(State::blank(LEVEL).restore(&longer).is_err());
+}
+
+#[test]
 fn a_state_that_is_raised_to_level_three_has_none_of_what_came_with_it() {
     let mut scene = full_scene();
     scene.raise_to(2);
@@ -414,6 +447,7 @@ fn everything_of_the_highest_level_is_in_its_snapshot() {
     assert_eq!(restored.invites().len(), 2);
     assert_eq!(restored.facts.extras.firsts.values().collect::<Vec<_>>(), [&first(4)]);
     assert_eq!(restored.versions().len(), 4);
+    assert_eq!(restored.decided().len(), 1);
     assert_eq!(restored.weight(), scene.state.weight());
 }
 
@@ -499,11 +533,27 @@ fn invite(facts: &mut super::Facts, n: u8, of: u8) {
     facts.extras.invites.insert(ticket(n), invite);
 }
 
+/// So many requests that are over, of party `of`.
+fn decide(facts: &mut super::Facts, of: u8, count: usize) {
+    let request = Request {
+        act: JointAct::RemoveNode { node: id(2) },
+        opener: party_id(of),
+        opened: Moment::default(),
+        expires: Time(9),
+        answers: BTreeMap::new(),
+    };
+    let closed = Moment::default();
+    let (id, decision, subject) = (RequestId(5), Decision::Denied, None);
+    let one = Decided { id, request, decision, subject, closed };
+    facts.decided.extend(vec![one; count]);
+}
+
 #[test]
 fn a_snapshot_that_breaks_a_rule_is_damaged() {
     let scene = Scene::two_at_top();
     type Damage = fn(&mut super::Facts);
-    let damage: [(Damage, &str); 15] = [
+    let decided = "a decided request has an unknown party, or too many are kept";
+    let damage: [(Damage, &str); 17] = [
         (|f| f.members.get_mut(&id(2)).unwrap().name = name("n1"), "two members have one name"),
         (
             |f| f.members.get_mut(&id(2)).unwrap().seat = Some(RaftId(1)),
@@ -532,6 +582,8 @@ fn a_snapshot_that_breaks_a_rule_is_damaged() {
         (|f| label(f, 1, 33), "a node has no labels, or too many"),
         (|f| invite(f, 1, 9), "an invite has an unknown party"),
         (|f| invite(f, 102, 1), "a ticket is an invite or another's first, too"),
+        (|f| decide(f, 9, 1), decided),
+        (|f| decide(f, 1, MAX_DECIDED + 1), decided),
     ];
     for (break_rule, flaw) in damage {
         let mut broken = scene.state.clone();
@@ -562,7 +614,7 @@ fn a_body_that_is_not_its_kinds_encoding_is_refused() {
     let mut scene = Scene::at_top();
     let at = scene.at(&node(1));
     let refused = Ok(Outcome::Refused(Refusal::Malformed.code()));
-    for kind in 0..23 {
+    for kind in 0..24 {
         for body in [vec![], vec![0xff; 40], vec![0xff; 1 << 16]] {
             assert_eq!(scene.state.apply(&at, &Command { kind, body }), refused, "kind {kind}");
         }

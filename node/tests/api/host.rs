@@ -111,18 +111,30 @@ impl Node {
 
     /// The same with more settings.
     pub(crate) fn join_with(name: &str, other: &Self, more: &str) -> Self {
+        Self::come(name, None, other, more)
+    }
+
+    /// Joins as the first node of a further party, which is agreed on at once while there is one party.
+    pub(crate) fn join_as(name: &str, party: &str, other: &Self) -> Self {
+        Self::come(name, Some(party), other, "")
+    }
+
+    fn come(name: &str, party: Option<&str>, other: &Self, more: &str) -> Self {
         let temp = tempfile::tempdir().unwrap();
         let dir = Dir::at(temp.path().join("node"));
-        let body = r#"{"advertise":["127.0.0.1"]}"#;
+        let body = match party {
+            None => r#"{"advertise":["127.0.0.1"]}"#,
+            Some(_) => r#"{"advertise":["127.0.0.1"],"new_party":true}"#,
+        };
         let ticket = other.ask("POST", "/v1/tickets", body).item()["ticket"].clone();
         let ticket = ticket.as_str().unwrap().parse().unwrap();
         let choices = Choices {
+            party: party.map(|party| party.parse().unwrap()),
             name: Some(name.parse().unwrap()),
             listen: vec![(IpAddr::V4(Ipv4Addr::LOCALHOST), Some(0))],
             settings: format!("api_listen = \"127.0.0.1:0\"\nadvertise = [\"127.0.0.1\"]\n{more}")
                 .parse()
                 .unwrap(),
-            ..Choices::default()
         };
         let runtime = tokio::runtime::Runtime::new().unwrap();
         runtime.block_on(join(&dir, &ticket, &choices, |_| {})).unwrap();

@@ -123,3 +123,44 @@ fn a_leave_that_is_refused_changes_nothing() {
     let first = first.stop().start();
     first.until("it leads", |node| node.get("/v1/status").item()["is_leader"] == true);
 }
+
+#[test]
+fn what_became_of_a_request_can_be_looked_up_and_who_asked_may_take_it_back() {
+    let first = Node::start();
+    let second = Node::join_as("second", "clinic-b", &first);
+    let ask = || {
+        let asked = first.ask("DELETE", "/v1/nodes/second", "").item();
+        assert_eq!(asked["removed"], false, "{asked}");
+        let path = format!("/v1/requests/{}", asked["request"]);
+        second.until("it knows of the request", |node| node.get(&path).status == 200);
+        assert_eq!(second.get(&path).item()["state"], "open");
+        path
+    };
+
+    let path = ask();
+    let refused = second.ask("POST", &format!("{path}/withdraw"), "");
+    assert_eq!((refused.status, refused.code().as_str()), (409, "refused"));
+    assert!(refused.json()["error"]["cause"].as_str().unwrap().contains("lab"), "{refused:?}");
+    let done = first.ask("POST", &format!("{path}/withdraw"), "").item();
+    assert_eq!(done["state"], "withdrawn");
+    assert!(first.get("/v1/requests").items().is_empty());
+    second.until("it knows of that", |node| node.get(&path).item()["state"] == "withdrawn");
+    let again = first.ask("POST", &format!("{path}/withdraw"), "");
+    assert_eq!(again.code(), "not_found");
+
+    let path = ask();
+    let said = second.ask("POST", &format!("{path}/deny"), "").item();
+    assert_eq!((&said["state"], &said["decision"]), (&json!("decided"), &json!("denied")));
+    let one = second.get(&path).item();
+    assert_eq!(
+        (&one["state"], &one["text"]),
+        (&json!("denied"), &json!("remove node second of party clinic-b"))
+    );
+    assert_eq!((&one["granted"], &one["denied"]), (&json!(["lab"]), &json!(["clinic-b"])));
+    assert!(one["decided_at"].is_string() && one["decided_index"].is_u64(), "{one}");
+    assert!(second.get("/v1/requests").items().is_empty());
+    let all = second.get("/v1/requests?all=true").items();
+    let states: Vec<_> = all.iter().map(|one| one["state"].clone()).collect();
+    // The newest comes first; the oldest is that the second party was taken in.
+    assert_eq!(states, ["denied", "withdrawn", "granted"]);
+}
