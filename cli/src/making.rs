@@ -51,6 +51,14 @@ pub(crate) fn same_mesh(place: &Place, ticket: &str) -> Result<(), Report> {
     Err(explain(place, JoinError::OtherMesh { path, holds, ticket: ticket.mesh }))
 }
 
+/// Says of a directory that holds a node whether that has lost its key; if it has, then what to do.
+pub(crate) fn lost_key(place: &Place) -> Option<Report> {
+    match Dir::at(&place.dir).node_key() {
+        Err(error @ DirError::KeyGone(_)) => Some(dir_report(place, &error)),
+        _ => None,
+    }
+}
+
 /// Shows the ticket to a member, and makes the directory once it is admitted. Starts nothing.
 pub(crate) async fn admitted(
     place: &Place,
@@ -329,6 +337,9 @@ fn dir_report(place: &Place, error: &DirError) -> Report {
             }
             DirError::Running(_) => "one directory is run by one process".into(),
             DirError::Damaged(_) => "its checksum does not fit its bytes".into(),
+            DirError::KeyGone(_) => {
+                "there is no node.key, and without it this node cannot prove who it is".into()
+            }
             _ => format!("looked in {}", place.dir.display()),
         },
     };

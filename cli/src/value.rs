@@ -33,6 +33,11 @@ fn wanted<T>(want: impl Into<String>) -> Result<T, ValueError> {
 /// `250ms 30s 5m 6h 7d`: a whole number and one unit.
 pub(crate) fn duration(word: &str) -> Result<Duration, ValueError> {
     let rule = "a duration is a whole number and a unit: 250ms, 30s, 5m, 6h, 7d";
+    if word.starts_with('-') {
+        return wanted(
+            "a duration has to be positive: a whole number and a unit, as 30m, 24h or 7d",
+        );
+    }
     let (number, unit) = split(word);
     let ms_each: u64 = match unit {
         "ms" => 1,
@@ -310,6 +315,7 @@ mod tests {
             assert!(duration(word).is_err(), "{word:?}");
         }
         assert!(duration("18446744073709551615d").is_err());
+        assert!(duration("-1h").is_err_and(|error| error.0.contains("positive")));
     }
 
     #[test]

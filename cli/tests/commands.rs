@@ -690,6 +690,23 @@ fn a_directory_that_holds_a_node_is_not_founded_again() {
 }
 
 #[test]
+fn a_node_whose_key_is_gone_is_told_so_by_whatever_would_start_or_make_it() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("member"), "1\n").unwrap();
+    std::fs::write(dir.path().join("VERSION"), "mesh 1\n").unwrap();
+    std::fs::create_dir(dir.path().join("run")).unwrap();
+    for line in ["init", "join mesh1-a-b-c", "up"] {
+        let output = mesh(dir.path(), line);
+        assert_eq!(output.status.code(), Some(1), "{line}: {output:?}");
+        let said = text(&output.stderr);
+        let hint = said.lines().find(|line| line.starts_with("try:")).unwrap();
+        assert!(said.contains("cannot prove who it is"), "{line}: {said}");
+        assert!(hint.contains("backup") && hint.contains("mesh node rm NAME"), "{line}: {said}");
+        assert!(!hint.contains("mesh init") && !hint.contains("mesh up"), "{line}: {said}");
+    }
+}
+
+#[test]
 fn a_directory_with_a_very_long_name_still_has_a_socket() {
     let dir = tempfile::tempdir().unwrap();
     let short = dir.path().join("s");

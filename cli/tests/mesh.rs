@@ -112,6 +112,8 @@ fn every_kind_of_usage_mistake_has_three_lines() {
         ("join", "<TICKET> is missing", "mesh join --help"),
         ("join SWMTKN-1-x", "\"SWMTKN-1-x\" does not fit <TICKET>", "mesh join --help"),
         ("ticket new --ttl 5", "\"5\" does not fit --ttl", "mesh ticket new --help"),
+        ("ticket new --ttl -1h", "\"-1h\" does not fit --ttl", "mesh ticket new --help"),
+        ("leave --timeout -5s", "\"-5s\" does not fit --timeout", "mesh leave --help"),
         (
             "ticket new --worker --new-party",
             "--worker does not go with --new-party",
@@ -172,6 +174,16 @@ fn a_number_out_of_range_is_told_the_range() {
     let [error, cause, _] = error_of(&output);
     assert_eq!(error, "\"0\" does not fit --copies");
     assert!(cause.contains("1..=16"), "{cause}");
+}
+
+#[test]
+fn a_time_below_nothing_is_told_to_be_positive_with_an_example() {
+    for line in ["ticket new --ttl -1h", "ticket new --ttl=-1h"] {
+        let output = mesh(line);
+        assert_eq!(output.status.code(), Some(2), "{line}");
+        let [_, cause, _] = error_of(&output);
+        assert!(cause.contains("positive") && cause.contains("24h"), "{line}: {cause}");
+    }
 }
 
 #[test]

@@ -74,6 +74,9 @@ pub enum DirError {
     /// A file is not what this node wrote.
     #[error("{} is damaged", .0.display())]
     Damaged(PathBuf),
+    /// A node is there, and its key is not.
+    #[error("the key of the node in {} is gone", .0.display())]
+    KeyGone(PathBuf),
     /// The system said no.
     #[error("could not {doing} {}", path.display())]
     Io {
@@ -106,6 +109,11 @@ impl DirError {
                 Some("config.toml") => "correct it, or remove it to use the defaults".into(),
                 _ => "restore it from a copy, or move the directory aside and join again".into(),
             },
+            DirError::KeyGone(_) => {
+                let again = "remove the directory, and mesh join TICKET as a new node";
+                let old = "have the old one removed: mesh node rm NAME";
+                format!("restore node.key from a backup; or {again}, and {old}")
+            }
             DirError::Io { .. } => "check that the directory exists and is yours to write".into(),
         }
     }
@@ -337,7 +345,11 @@ impl Dir {
     /// The node's key.
     pub fn node_key(&self) -> Result<NodeKey, DirError> {
         let path = self.file("node.key");
-        let seed: [u8; 32] = read(&path)?.ok_or_else(|| DirError::Absent(self.path.clone()))?;
+        let seed: [u8; 32] = read(&path)?.ok_or_else(|| {
+            let dir = self.path.clone();
+            // A node that was made and has no key is not one that was never made.
+            if self.is_taken() { DirError::KeyGone(dir) } else { DirError::Absent(dir) }
+        })?;
         Ok(NodeKey::from_seed(&seed))
     }
 
@@ -627,6 +639,20 @@ mod tests {
         assert_eq!(dir.reserved().unwrap(), 0);
         dir.reserve(7).unwrap();
         assert_eq!(dir.reserved().unwrap(), 7);
+    }
+
+    #[test]
+    fn a_node_without_its_key_is_not_one_that_was_never_made() {
+        let (_temp, dir) = fresh();
+        assert!(matches!(dir.node_key(), Err(DirError::Absent(_))));
+        dir.keep_cached("member", &1u8).unwrap();
+        let gone = dir.node_key().unwrap_err();
+        assert!(matches!(gone, DirError::KeyGone(_)), "{gone}");
+        let hint = gone.hint();
+        for part in ["backup", "mesh join TICKET", "mesh node rm NAME"] {
+            assert!(hint.contains(part), "{part}: {hint}");
+        }
+        assert!(!hint.contains("mesh init") && !hint.contains("  "), "{hint}");
     }
 
     #[test]

@@ -262,6 +262,8 @@ pub(crate) struct Pull {
     store_only: bool,
     /// How long to wait for a node that has what is missing
     #[arg(long, value_name = "TIME", default_value = "1m", value_parser = value::duration)]
+    // So that -1h is a time that does not fit, not an option that nobody knows.
+    #[arg(allow_hyphen_values = true)]
     wait: Duration,
 }
 

@@ -152,6 +152,10 @@ pub(crate) fn empty(place: &Place) -> Result<(), Report> {
         return Ok(());
     }
     let message = format!("{} already holds a node", place.dir.display());
+    if let Some(lost) = making::lost_key(place) {
+        // It cannot be started, so that is not what to try.
+        return Err(Report::new(Code::Refused, message, lost.cause, lost.hint));
+    }
     let cause = "one directory is one node";
     let hint = format!("{}, or name another directory with --dir", place.command("up"));
     Err(Report::new(Code::Refused, message, cause, hint))

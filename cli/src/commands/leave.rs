@@ -33,6 +33,8 @@ const LOOK: Duration = Duration::from_millis(200);
 pub(crate) struct Leave {
     /// How long to wait
     #[arg(long, default_value = "2m", value_parser = value::duration)]
+    // So that -1h is a time that does not fit, not an option that nobody knows.
+    #[arg(allow_hyphen_values = true)]
     timeout: Duration,
 }
 

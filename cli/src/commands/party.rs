@@ -105,7 +105,7 @@ async fn key(out: Option<&Path>, remove: bool, context: &Context) -> Outcome {
             Code::Refused,
             message,
             "it holds none, or it was taken offline",
-            "mesh party ls",
+            "mesh party key --in FILE brings it back to this node",
         ));
     }
     let Some(out) = out else {

@@ -68,6 +68,8 @@ pub(crate) enum Verb {
 pub(crate) struct New {
     /// How long it is good: 30m, 24h, 7d
     #[arg(long, default_value = "24h", value_parser = value::duration)]
+    // So that -1h is a time that does not fit, not an option that nobody knows.
+    #[arg(allow_hyphen_values = true)]
     ttl: Duration,
     /// How many machines it admits
     #[arg(long, default_value_t = 1)]

@@ -208,11 +208,17 @@ pub(super) fn unwritten(handle: &Handle, error: WriteError) -> Problem {
             Problem::timeout("no answer came in time", cause, again)
         }
         WriteError::Busy => busy(error.to_string()),
-        WriteError::NoPartyKey => Problem::refused(
-            "this needs the signature of the party",
-            error.to_string(),
-            "ask a node of the party that has the key (no --worker node)",
-        ),
+        WriteError::NoPartyKey => {
+            let own = handle.roster().members.get(&handle.whoami.node).map(|place| place.worker);
+            let hint = match own {
+                // It is not given the key back.
+                Some(true) => "ask a node of the party that has the key (no --worker node)",
+                _ => {
+                    "mesh party key --in FILE brings it back; or ask a node of the party that has it"
+                }
+            };
+            Problem::refused("this needs the signature of the party", error.to_string(), hint)
+        }
         WriteError::Stopping => stopping(),
     }
 }

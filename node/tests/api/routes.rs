@@ -225,6 +225,8 @@ fn parties_requests_and_the_partys_key_can_be_had() {
     assert_eq!(node.ask("POST", "/v1/party/key", "{}").status, 409);
     let refused = node.ask("POST", "/v1/tickets", r#"{"advertise":["10.1.2.3"]}"#);
     assert_eq!((refused.status, refused.code().as_str()), (409, "refused"));
+    let hint = refused.json()["error"]["try"].clone();
+    assert!(hint.as_str().unwrap().contains("mesh party key --in FILE"), "{hint}");
 }
 
 #[test]
