@@ -482,6 +482,51 @@ fn a_leave_that_takes_long_says_so_and_never_that_the_directory_can_go() {
     assert!(!out.contains("deleted") && !said.contains("deleted"), "{output:?}");
 }
 
+/// A node that says who it is, and nothing more however long one waits.
+fn silent_after_status(dir: &Path) {
+    use std::io::{BufRead, BufReader, Write};
+    std::fs::create_dir_all(dir.join("run")).unwrap();
+    std::fs::write(dir.join("member"), "1\n").unwrap();
+    let listener = std::os::unix::net::UnixListener::bind(dir.join("run/mesh.sock")).unwrap();
+    std::thread::spawn(move || {
+        let mut held = Vec::new();
+        for mut stream in listener.incoming().flatten() {
+            let lines = BufReader::new(stream.try_clone().unwrap()).lines();
+            let head: Vec<String> =
+                lines.map_while(Result::ok).take_while(|line| !line.is_empty()).collect();
+            if head.first().is_some_and(|line| line.starts_with("GET /v1/status ")) {
+                let body = status(1).to_string();
+                let head = format!("HTTP/1.1 200 X\r\nContent-Length: {}\r\n\r\n", body.len());
+                let _ = stream.write_all(format!("{head}{body}").as_bytes());
+            }
+            held.push(stream);
+        }
+    });
+}
+
+#[test]
+fn a_leave_takes_no_longer_than_it_was_given_whatever_it_waits_for() {
+    let silent = tempfile::tempdir().unwrap();
+    silent_after_status(silent.path());
+    // It has left and does not end: process 1 never does.
+    let running = tempfile::tempdir().unwrap();
+    let left = item(json!({ "left": true }));
+    node(running.path(), &[("GET /v1/status", 200, status(1)), ("POST /v1/leave", 200, left)]);
+    for (dir, error, hint) in [
+        (silent.path(), "alpha is still leaving", "it goes on leaving by itself"),
+        (running.path(), "alpha has left the mesh, and has not stopped yet", "it stops by itself"),
+    ] {
+        let began = tokio::time::Instant::now();
+        let output = mesh(dir, "leave --yes --timeout 1s");
+        let took = began.elapsed();
+        assert_eq!(output.status.code(), Some(124), "{output:?}");
+        let said = text(&output.stderr);
+        assert!(said.contains(error) && said.contains(hint), "{said}");
+        // Much less than the half minute for which a node is waited for otherwise.
+        assert!(took < std::time::Duration::from_secs(10), "{took:?}");
+    }
+}
+
 #[test]
 fn a_key_that_cannot_be_saved_is_not_removed() {
     let dir = tempfile::tempdir().unwrap();

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::json;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::answers::Status;
 use crate::background::has_ended;
@@ -34,31 +34,30 @@ pub(crate) async fn run(context: &Context) -> Outcome {
         Err(report) => return Err(report),
     };
     let last = api.post("/v1/stop", json!({})).await?;
-    until_gone(&api, status.pid, context).await?;
+    if !is_gone_by(Instant::now() + PATIENCE, &api, status.pid, context).await {
+        let pid = status.pid;
+        return Err(Report::new(
+            Code::Timeout,
+            format!("the node has not stopped after {} s", PATIENCE.as_secs()),
+            format!("process {pid} took the order and still runs"),
+            format!("kill -9 {pid}; no acknowledged write is lost"),
+        ));
+    }
     done(context, Some((&status, last)))
 }
 
-/// Waits until the process has ended; from another machine, until it no longer answers.
-pub(crate) async fn until_gone(api: &Api, pid: u32, context: &Context) -> Result<(), Report> {
-    let began = Instant::now();
+/// Waits until the process has ended, or from another machine until it no longer answers. Whether it has in time.
+pub(crate) async fn is_gone_by(deadline: Instant, api: &Api, pid: u32, context: &Context) -> bool {
     loop {
         let gone = if context.is_remote() || pid == 0 {
-            matches!(api.get("/v1/status").await, Err(report) if report.code == Code::NoNode)
+            // A node that says nothing must not hold us for longer than there is time.
+            let asked = timeout_at(deadline, api.get("/v1/status")).await;
+            matches!(asked, Ok(Err(report)) if report.code == Code::NoNode)
         } else {
             has_ended(pid)
         };
-        if gone {
-            return Ok(());
-        }
-        if began.elapsed() > PATIENCE {
-            let message = format!("the node has not stopped after {} s", PATIENCE.as_secs());
-            let cause = format!("process {pid} took the order and still runs");
-            return Err(Report::new(
-                Code::Timeout,
-                message,
-                cause,
-                format!("kill -9 {pid}; no acknowledged write is lost"),
-            ));
+        if gone || Instant::now() >= deadline {
+            return gone;
         }
         sleep(Duration::from_millis(20)).await;
     }

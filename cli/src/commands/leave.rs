@@ -4,14 +4,15 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::down::until_gone;
+use super::down::is_gone_by;
 use crate::answers::Status;
 use crate::client::{Answer, Api};
 use crate::context::{Context, note, print, print_item, print_json};
 use crate::report::{Code, Outcome, Report};
 use crate::value;
+use crate::view::span;
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
@@ -27,11 +28,15 @@ A party's last node takes its say along: make a ticket to come back with, and ke
 
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(200);
+/// The node's answer takes a moment: it is to wait for so much less than we do.
+const ANSWER: Duration = Duration::from_millis(100);
+/// Whoever does not want to wait still wants to be heard.
+const LEAST: Duration = Duration::from_millis(250);
 
 /// What `leave` takes.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Leave {
-    /// How long to wait
+    /// How long to wait, all in all; exits with 124 after that
     #[arg(long, default_value = "2m", value_parser = value::duration)]
     // So that -1h is a time that does not fit, not an option that nobody knows.
     #[arg(allow_hyphen_values = true)]
@@ -50,7 +55,14 @@ struct Progress {
 
 pub(crate) async fn run(leave: &Leave, context: &Context) -> Outcome {
     let api = context.api()?;
-    let status: Status = match api.get("/v1/status").await {
+    let (began, whole) = (Instant::now(), leave.timeout.max(LEAST));
+    let asked = timeout_at(began + whole, api.get("/v1/status")).await;
+    let asked = asked.unwrap_or_else(|_| {
+        let cause = format!("it has said nothing for {}", span(millis(whole)));
+        let message = "the node was not asked to leave";
+        Err(Report::new(Code::Timeout, message, cause, context.place.command("doctor")))
+    });
+    let status: Status = match asked {
         Ok(answer) => answer.item()?,
         // Gone is gone.
         Err(report) if report.code == Code::NoNode && super::doctor::has_left(context) => {
@@ -66,9 +78,14 @@ pub(crate) async fn run(leave: &Leave, context: &Context) -> Outcome {
     } else {
         "Coming back takes a new ticket."
     };
+    // Whoever is asked may think for as long as they like.
+    let rest = whole.saturating_sub(began.elapsed());
     context.confirm(&format!("Take {} out of the mesh for good? {back}", status.name))?;
-    let answer = until_left(&api, leave, context, &status.name).await?;
-    until_gone(&api, status.pid, context).await?;
+    let deadline = Instant::now() + rest;
+    let answer = until_left(&api, deadline, context, &status.name).await?;
+    if !is_gone_by(deadline, &api, status.pid, context).await {
+        return Err(still_runs(&status, context));
+    }
     if context.json {
         return print_json(&answer);
     }
@@ -119,22 +136,31 @@ fn with_the_party(status: &Status) -> Option<String> {
 /// Asks until the node is out, and tells what it waits for.
 async fn until_left(
     api: &Api,
-    leave: &Leave,
+    deadline: Instant,
     context: &Context,
     name: &str,
 ) -> Result<Value, Report> {
-    let deadline = Instant::now() + leave.timeout;
-    let mut told = String::new();
+    let mut cause = "it has not said yet what it waits for".to_owned();
     let mut before: Option<Answer> = None;
     loop {
-        let cause = match api.post("/v1/leave", json!({})).await {
+        let rest = deadline.saturating_duration_since(Instant::now());
+        let wait_ms = millis(rest.saturating_sub(ANSWER));
+        let asked =
+            timeout_at(deadline, api.post("/v1/leave", json!({ "wait_ms": wait_ms }))).await;
+        let Ok(asked) = asked else { return Err(still_leaving(name, cause, context)) };
+        match asked {
             Ok(answer) => {
                 let progress: Progress = answer.item()?;
                 if progress.left {
                     return Ok(answer.json().clone());
                 }
                 before = Some(answer);
-                progress.waits_for.unwrap_or_else(|| "the mesh still counts on it".into())
+                let waits = progress.waits_for;
+                let waits = waits.unwrap_or_else(|| "the mesh still counts on it".into());
+                if waits != cause {
+                    note(&format!("Still leaving: {waits} …"));
+                    cause = waits;
+                }
             }
             Err(report) => match before.take() {
                 // It may have gone between two questions. Its directory knows.
@@ -143,19 +169,39 @@ async fn until_left(
                 }
                 _ => return Err(report),
             },
-        };
-        if Instant::now() >= deadline {
-            let hint = format!(
-                "let it run: it goes on leaving by itself, also after a restart; {} waits again",
-                context.place.command("leave")
-            );
-            let message = format!("{name} is still leaving, and its directory is still needed");
-            return Err(Report::new(Code::Timeout, message, cause, hint));
         }
-        if told != cause {
-            note(&format!("Still leaving: {cause} …"));
-            told = cause;
+        let next = Instant::now() + LOOK;
+        if next >= deadline {
+            return Err(still_leaving(name, cause, context));
         }
-        sleep(LOOK).await;
+        sleep_until(next).await;
     }
+}
+
+/// The time is over before the node is out. What is left to do, it does by itself.
+fn still_leaving(name: &str, cause: String, context: &Context) -> Report {
+    let message = format!("{name} is still leaving, and its directory is still needed");
+    let hint = format!(
+        "let it run: it goes on leaving by itself, also after a restart; {} waits again",
+        context.place.command("leave")
+    );
+    Report::new(Code::Timeout, message, cause, hint)
+}
+
+/// The time is over, and the node is out and has not ended.
+fn still_runs(status: &Status, context: &Context) -> Report {
+    let Status { name, pid, .. } = status;
+    let message = format!("{name} has left the mesh, and has not stopped yet");
+    let (cause, hint) = if context.is_remote() {
+        ("it still answers".to_owned(), "nothing: it stops by itself".to_owned())
+    } else {
+        let dir = context.place.dir.display();
+        let hint = format!("nothing: it stops by itself; once it has, {dir} can be deleted");
+        (format!("process {pid} still runs"), hint)
+    };
+    Report::new(Code::Timeout, message, cause, hint)
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

@@ -5,12 +5,14 @@
 use std::time::Duration;
 
 use axum::extract::State;
+use bytes::Bytes;
+use serde::Deserialize;
 use serde_json::json;
 use tokio::time::timeout;
 
 use super::Api;
-use super::answer::{Answer, Problem, item, unwritten};
-use super::route::Route;
+use super::answer::{Answer, Problem, body, item, unwritten};
+use super::route::{Route, field};
 use crate::departure::{self, Step};
 
 /// How long whoever asks waits at most. The node goes on.
@@ -24,7 +26,12 @@ pub(super) fn routes() -> Vec<Route> {
             "Takes this node out of the mesh for good, and stops it once the mesh can do without it: `left` says \
              whether that is so; else ask again.",
             leave,
-        ),
+        )
+        .body([field(
+            "wait_ms",
+            "integer",
+            "How long the answer may wait for that; eight seconds at most, and if left out.",
+        )]),
     ]
 }
 
@@ -36,14 +43,23 @@ async fn stop(State(api): State<Api>) -> Answer {
     Ok(answer)
 }
 
-async fn leave(State(api): State<Api>) -> Answer {
+/// What `leave` takes.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct WantsLeave {
+    wait_ms: Option<u64>,
+}
+
+async fn leave(State(api): State<Api>, bytes: Bytes) -> Answer {
+    let WantsLeave { wait_ms } = body(&bytes)?;
+    let patience = wait_ms.map_or(PATIENCE, Duration::from_millis).min(PATIENCE);
     departure::wish(&api).map_err(|error| Problem::disk(&error))?;
     let mut steps = api.departure.step();
     let settled = steps.wait_for(|step| !step.is_leaving());
     tokio::select! {
         biased;
         // What it says is read below.
-        _ = timeout(PATIENCE, settled) => {}
+        _ = timeout(patience, settled) => {}
         () = api.stop.cancelled() => {}
     }
     let step = api.departure.step().borrow().clone();

@@ -87,6 +87,12 @@ fn the_only_voter_stays_until_another_has_taken_its_place_also_across_restarts()
     let waits = first.ask("POST", "/v1/leave", "{}").item();
     assert_eq!(waits["left"], false, "{waits}");
     assert_eq!(waits["step"], "unseating", "{waits}");
+    // Whoever has less time is told sooner.
+    let begun = clock::steady();
+    let waits = first.ask("POST", "/v1/leave", r#"{"wait_ms":100}"#).item();
+    assert_eq!(waits["step"], "unseating", "{waits}");
+    assert!(begun.elapsed() < Duration::from_secs(6), "{:?}", begun.elapsed());
+    assert_eq!(first.ask("POST", "/v1/leave", r#"{"wait":1}"#).status, 400);
     assert_eq!(first.get("/v1/status").item()["leaving"], true);
     let first = first.stop();
     assert!(!first.dir.membership().unwrap().unwrap().left);
