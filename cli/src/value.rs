@@ -99,13 +99,15 @@ fn in_name(c: char) -> bool {
 
 /// A node: its name, its id, or the beginning of its id. Safe as a part of a path.
 pub(crate) fn reference(word: &str) -> Result<String, ValueError> {
-    let rule = "it takes a name, an id, or the beginning of an id (see mesh nodes)";
+    let rule =
+        "it takes a name, an id, or the first four or more characters of an id (see mesh nodes)";
     plain(word).map_or_else(|| wanted(rule), Ok)
 }
 
 /// A ticket: its id, or the beginning of its id. Safe as a part of a path.
 pub(crate) fn ticket_id(word: &str) -> Result<String, ValueError> {
-    let rule = "it takes the id of a ticket, or the beginning of one (see mesh ticket ls)";
+    let rule =
+        "it takes the id of a ticket, or its first four or more characters (see mesh ticket ls)";
     plain(word).map_or_else(|| wanted(rule), Ok)
 }
 

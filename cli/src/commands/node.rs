@@ -21,7 +21,7 @@ Examples:
   mesh node logs gpu-7 -f                   its log, and what is added to it
   mesh node rm gpu-7                        remove a node that will not come back
 
-A node is named by its name, its id, or the beginning of its id.";
+A node is named by its name, its id, or the first four or more characters of its id.";
 
 const SHOW: &str = "\
 Examples:

@@ -1,9 +1,14 @@
 //! Finds what a person means: by its name, its id, or the beginning of its id.
+//!
+//! A beginning has four characters or more. In a small mesh one letter would do to tell the ids apart, and then a slip
+//! of the finger names a node that nobody meant: `mesh node rm a`.
 
 use std::fmt::Display;
 
 use super::answer::{Problem, quoted};
 
+/// A shorter beginning of an id finds nothing.
+const LEAST_OF_ID: usize = 4;
 /// As many are named where several could be meant.
 const MAX_NAMED: usize = 8;
 
@@ -15,13 +20,14 @@ pub(super) fn one<'a, K: Copy + Display>(
     all: impl Iterator<Item = (K, Option<&'a str>)>,
 ) -> Result<K, Problem> {
     let is_hex = !wanted.is_empty() && wanted.len() <= 64 && wanted.bytes().all(is_hex_digit);
+    let is_enough = wanted.len() >= LEAST_OF_ID;
     let mut begin = Vec::new();
     for (id, name) in all {
         // A name goes before an id: it was chosen, and no two share one.
         if name == Some(wanted) {
             return Ok(id);
         }
-        if is_hex {
+        if is_hex && is_enough {
             let text = id.to_string();
             if text == wanted {
                 return Ok(id);
@@ -33,11 +39,17 @@ pub(super) fn one<'a, K: Copy + Display>(
     }
     match begin.as_slice() {
         [(id, ..)] => Ok(*id),
-        [] => Err(Problem::not_found(
-            format!("there is no {what} {}", quoted(wanted)),
-            format!("no {what} has this name, and no id of one begins so"),
-            format!("{list} shows them all"),
-        )),
+        [] => {
+            let cause = if is_hex && !is_enough {
+                format!(
+                    "no {what} has this name, and the beginning of an id has {LEAST_OF_ID} characters or more"
+                )
+            } else {
+                format!("no {what} has this name, and no id of one begins so")
+            };
+            let message = format!("there is no {what} {}", quoted(wanted));
+            Err(Problem::not_found(message, cause, format!("{list} shows them all")))
+        }
         several => {
             let named: Vec<String> = several.iter().take(MAX_NAMED).map(shown).collect();
             let more = several.len().saturating_sub(MAX_NAMED);
@@ -82,7 +94,20 @@ mod tests {
     fn a_name_an_id_and_a_unique_beginning_find_one() {
         assert_eq!(find("gpu-2").unwrap().0[31], 0);
         assert_eq!(find(&"ab".repeat(32)).unwrap(), NodeId([0xab; 32]));
-        assert_eq!(find("c").unwrap(), NodeId([0xcd; 32]));
+        assert_eq!(find("cdcd").unwrap(), NodeId([0xcd; 32]));
+    }
+
+    #[test]
+    fn a_beginning_of_less_than_four_characters_finds_nothing_and_is_told_so() {
+        for wanted in ["c", "cd", "cdc"] {
+            let problem = find(wanted).unwrap_err();
+            assert_eq!(problem.status, StatusCode::NOT_FOUND, "{wanted}");
+            assert!(problem.cause.contains("4 characters"), "{problem:?}");
+        }
+        // A name may be as short as it likes.
+        let all = [(NodeId([0xab; 32]), Some("gpu-1")), (NodeId([0xcd; 32]), Some("a"))];
+        let found = one("node", "mesh nodes", "a", all.into_iter());
+        assert_eq!(found.unwrap(), NodeId([0xcd; 32]));
     }
 
     #[test]
@@ -92,7 +117,7 @@ mod tests {
 
     #[test]
     fn a_beginning_of_two_names_both() {
-        let problem = find("aba").unwrap_err();
+        let problem = find("ababa").unwrap_err();
         assert_eq!(problem.status, StatusCode::BAD_REQUEST);
         assert!(problem.cause.contains("gpu-1") && problem.cause.contains("gpu-2"), "{problem:?}");
     }

@@ -33,7 +33,11 @@ const SETTLED: Duration = Duration::from_secs(10);
 pub(super) fn routes() -> Vec<Route> {
     vec![
         Route::get("/v1/nodes", "All members.", list).form(Form::Items),
-        Route::get("/v1/nodes/{node}", "One member, by name, id or unique beginning of it.", show),
+        Route::get(
+            "/v1/nodes/{node}",
+            "One member, by name, id or unique beginning of it, of four characters or more.",
+            show,
+        ),
     ]
 }
 

@@ -82,8 +82,14 @@ fn the_status_and_the_list_of_nodes_say_what_this_node_is() {
         (&json!("lab"), &json!(true), &json!(0))
     );
     let id = status["id"].as_str().unwrap();
-    for wanted in ["first", id, &id[..6]] {
+    for wanted in ["first", id, &id[..6], &id[..4]] {
         assert_eq!(node.get(&format!("/v1/nodes/{wanted}")).item()["id"], id);
+    }
+    // A slip of the finger removes nobody.
+    for wanted in [&id[..1], &id[..3]] {
+        let refused = node.ask("DELETE", &format!("/v1/nodes/{wanted}"), "");
+        assert_eq!(refused.code(), "not_found");
+        assert!(refused.text.contains("4 characters"), "{refused:?}");
     }
     assert_eq!(node.get("/v1/nodes/second").code(), "not_found");
     assert!(node.get("/v1/links").items().is_empty());
