@@ -56,3 +56,18 @@ fn the_doctor_names_the_member_whom_udp_does_not_reach() {
     fleet.lab().heal().unwrap();
     until_found(host, other, "member", "ok");
 }
+
+#[test]
+fn the_doctor_says_of_a_dead_member_that_it_does_not_answer_at_all() {
+    let mut fleet = Plan::loopback(3).found().unwrap();
+    let leader = fleet.leader().unwrap();
+    let (here, there) = ((leader + 1) % 3, (leader + 2) % 3);
+    until_found(&fleet.hosts[here], &fleet.hosts[there], "member", "ok");
+
+    fleet.hosts[there].kill().unwrap();
+    let (host, other) = (&fleet.hosts[here], &fleet.hosts[there]);
+    let found = until_found(host, other, "member", "look");
+    let message = found["message"].as_str().unwrap();
+    assert!(message.contains("does not answer at all"), "{found}");
+    assert!(!message.contains("UDP to it is blocked"), "{found}");
+}

@@ -117,6 +117,8 @@ pub(crate) struct Node {
     pub(crate) is_leader: bool,
     pub(crate) seat: Option<u64>,
     pub(crate) addresses: Vec<String>,
+    /// Where it gossips, by UDP and by TCP.
+    pub(crate) overlay_addresses: Vec<String>,
     pub(crate) arch: Option<String>,
     pub(crate) os: Option<String>,
     pub(crate) version: Option<String>,

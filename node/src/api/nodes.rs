@@ -207,6 +207,9 @@ fn node(
     let dialled = sight.map(|sight| sight.record.data.iter().map(ToString::to_string).collect());
     let addresses: Vec<String> =
         if signs.is_self { here.to_vec() } else { dialled.unwrap_or_default() };
+    let overlay: Vec<String> = sight
+        .map(|sight| sight.record.overlay.iter().map(ToString::to_string).collect())
+        .unwrap_or_default();
     let seen = if signs.is_self { Some(0) } else { sight.map(|sight| millis(sight.age)) };
     let version = sight.map_or(agreed.version.as_str(), |sight| sight.record.version.as_str());
     json!({
@@ -219,6 +222,7 @@ fn node(
         "is_leader": leader == Some(agreed.id),
         "seat": agreed.seat,
         "addresses": addresses,
+        "overlay_addresses": overlay,
         "arch": facts.map(|facts| facts.arch.as_str()),
         "os": facts.map(|facts| facts.os.as_str()),
         "hostname": facts.map(|facts| facts.hostname.as_str()),

@@ -1,4 +1,15 @@
 //! The others: who is silent, who cannot be reached, and whether UDP is the reason.
+//!
+//! Data goes over UDP alone, gossip over UDP or TCP. So one that takes a connection by TCP, and none by UDP, is there and
+//! cut off; one that takes neither has stopped, most likely, and UDP is not to blame.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 use super::Finding;
 use crate::answers::{Link, Node, Status};
@@ -11,38 +22,74 @@ const SLOW_RTT_MS: f64 = 150.0;
 /// Whoever was heard by gossip within this time is there, whatever its links say. Members tell of themselves more
 /// often than this.
 const HEARD_MS: u64 = 60_000;
+/// So many members are tried by TCP, at so many addresses each: those that are missing tell enough.
+const MAX_TRIED: usize = 32;
+const MAX_ADDRESSES: usize = 4;
+/// Whoever takes no connection within this time takes none.
+const CONNECT: Duration = Duration::from_secs(2);
 
-pub(super) async fn check(api: &Api) -> Result<Vec<Finding>, Report> {
+/// `here` says whether the node that is asked runs on this machine: from another, a connection proves nothing.
+pub(super) async fn check(api: &Api, here: bool) -> Result<Vec<Finding>, Report> {
     let status: Status = api.get("/v1/status").await?.item()?;
     let nodes: Vec<Node> = api.get("/v1/nodes").await?.items()?;
     let links: Vec<Link> = api.get("/v1/links").await?.items()?;
-    Ok(judge(&status, &nodes, &links))
+    let mute = if here { mute(&status, &nodes, &links).await } else { BTreeSet::new() };
+    Ok(judge(&status, &nodes, &links, &mute))
 }
 
-fn judge(status: &Status, nodes: &[Node], links: &[Link]) -> Vec<Finding> {
-    let others: Vec<&Node> = nodes.iter().filter(|node| node.id != status.id).collect();
+/// Which members take no connection by TCP either, of those to whom there is no link: their ids. One whose addresses are
+/// not known is not among them.
+async fn mute(status: &Status, nodes: &[Node], links: &[Link]) -> BTreeSet<String> {
+    // One that is there may have no business with this node. That nobody has would be odd.
+    let is_missed = |node: &&Node| {
+        let has_link = link_to(node, links).is_some();
+        node.id != status.id && !has_link && (links.is_empty() || !is_there(node))
+    };
+    let (mut mute, mut tries) = (BTreeSet::new(), JoinSet::new());
+    for node in nodes.iter().filter(is_missed).take(MAX_TRIED) {
+        let addresses = node.overlay_addresses.iter();
+        let addresses = addresses.filter_map(|at| at.parse::<SocketAddr>().ok());
+        for address in addresses.take(MAX_ADDRESSES) {
+            mute.insert(node.id.clone());
+            let id = node.id.clone();
+            tries.spawn(async move {
+                let connected = timeout(CONNECT, TcpStream::connect(address)).await;
+                matches!(connected, Ok(Ok(_))).then_some(id)
+            });
+        }
+    }
+    for id in tries.join_all().await.into_iter().flatten() {
+        mute.remove(&id);
+    }
+    mute
+}
+
+fn judge(status: &Status, nodes: &[Node], links: &[Link], mute: &BTreeSet<String>) -> Vec<Finding> {
+    let mut others: Vec<&Node> = nodes.iter().filter(|node| node.id != status.id).collect();
     if others.is_empty() {
         return vec![Finding::ok(
             "members",
             "this node is alone in its mesh: mesh ticket new lets others in",
         )];
     }
-    let mut findings = quorum(nodes, links);
-    let alive: Vec<&&Node> =
-        others.iter().filter(|node| is_there(node) || is_cut_off(node, links)).collect();
-    if !alive.is_empty() && links.is_empty() {
+    let mut findings = quorum(nodes, links, mute);
+    let is_alive =
+        |node: &Node| !mute.contains(&node.id) && (is_there(node) || is_cut_off(node, links, mute));
+    let alive = others.iter().filter(|node| is_alive(node)).count();
+    if alive > 0 && links.is_empty() {
         findings.push(Finding::wrong(
             "udp",
             format!(
                 "{} heard within a minute, and none can be reached: they have stopped, or UDP is blocked",
-                count(alive.len(), "node")
+                count(alive, "node")
             ),
             "let UDP through to the ports that mesh status names, in and out",
         ));
-        return findings;
+        // That was said of all but those who have an excuse.
+        others.retain(|node| mute.contains(&node.id));
     }
     for node in others {
-        findings.push(member(node, links));
+        findings.push(member(node, links, mute));
     }
     findings
 }
@@ -53,9 +100,14 @@ fn is_there(node: &Node) -> bool {
 }
 
 /// Whether it gossips, and no link to it comes about that should be there.
-fn is_cut_off(node: &Node, links: &[Link]) -> bool {
-    let heard = node.seen_age_ms.is_some_and(|ms| ms <= HEARD_MS);
-    heard && !is_there(node) && link_to(node, links).is_none()
+fn is_cut_off(node: &Node, links: &[Link], mute: &BTreeSet<String>) -> bool {
+    let missed = !is_there(node) && link_to(node, links).is_none();
+    missed && was_heard(node) && !mute.contains(&node.id)
+}
+
+/// Whether it was heard lately, by whomever.
+fn was_heard(node: &Node) -> bool {
+    node.seen_age_ms.is_some_and(|ms| ms <= HEARD_MS)
 }
 
 fn link_to<'a>(node: &Node, links: &'a [Link]) -> Option<&'a Link> {
@@ -66,12 +118,12 @@ fn link_to<'a>(node: &Node, links: &'a [Link]) -> Option<&'a Link> {
     })
 }
 
-fn quorum(nodes: &[Node], links: &[Link]) -> Vec<Finding> {
+fn quorum(nodes: &[Node], links: &[Link], mute: &BTreeSet<String>) -> Vec<Finding> {
     let voters: Vec<&Node> = nodes.iter().filter(|node| node.role == "voter").collect();
     let up = voters.iter().filter(|node| is_there(node)).count();
     let majority = voters.len() / 2 + 1;
     let message = format!("{up} of {} are up; {majority} are needed", count(voters.len(), "voter"));
-    let cut_off = voters.iter().filter(|node| is_cut_off(node, links)).count();
+    let cut_off = voters.iter().filter(|node| is_cut_off(node, links, mute)).count();
     vec![match up {
         _ if voters.is_empty() => return Vec::new(),
         // Recovery is for voters that are gone, and these are not.
@@ -100,7 +152,7 @@ fn quorum(nodes: &[Node], links: &[Link]) -> Vec<Finding> {
     }]
 }
 
-fn member(node: &Node, links: &[Link]) -> Finding {
+fn member(node: &Node, links: &[Link], mute: &BTreeSet<String>) -> Finding {
     let name = &node.name;
     let heard = node.seen_age_ms.map_or("never heard".into(), |ms| {
         format!(
@@ -131,12 +183,27 @@ fn member(node: &Node, links: &[Link]) -> Finding {
                 .unwrap_or_default();
             Finding::ok("member", format!("{name} answers from {}{rtt}{path}", link.address))
         }
+        None if mute.contains(&node.id) => {
+            let at = [node.addresses.first(), node.overlay_addresses.first()];
+            let at: Vec<&str> = at.into_iter().flatten().map(String::as_str).collect();
+            // It may be there for others: it is too early to speak of removing it.
+            let hint = if was_heard(node) {
+                let at = at.join(" and ");
+                format!("start it there (mesh up); if it runs, let UDP and TCP through to {at}")
+            } else {
+                format!("start it there (mesh up), or remove it: mesh node rm {name}")
+            };
+            let message = format!(
+                "{name} does not answer at all, neither by UDP nor by TCP ({heard}): it is down, or cut off"
+            );
+            Finding::look("member", message, hint)
+        }
         // Nodes without business with one another hold no connection.
         None if is_there(node) => Finding::ok(
             "member",
             format!("{name} is {} ({heard}); nothing is open to it now", node.state),
         ),
-        None if is_cut_off(node, links) => Finding::wrong(
+        None if is_cut_off(node, links, mute) => Finding::wrong(
             "udp",
             format!(
                 "{name} gossips ({heard}), and cannot be reached: it has just stopped, or UDP to it is blocked"
@@ -184,7 +251,17 @@ mod tests {
 
     fn states(nodes: &[Node], links: &[Link]) -> Vec<(&'static str, State)> {
         let status = Status { id: "a".repeat(8), ..Status::default() };
-        judge(&status, nodes, links).iter().map(|finding| (finding.check, finding.state)).collect()
+        let found = judge(&status, nodes, links, &BTreeSet::new());
+        found.iter().map(|finding| (finding.check, finding.state)).collect()
+    }
+
+    /// Heard so long ago, and not linked.
+    fn heard(name: &str, ms: u64) -> Node {
+        Node {
+            seen_age_ms: Some(ms),
+            addresses: vec!["10.0.0.9:6374".into()],
+            ..node(name, "silent")
+        }
     }
 
     #[test]
@@ -198,15 +275,10 @@ mod tests {
 
     #[test]
     fn a_member_that_gossips_and_is_not_reached_is_cut_off_and_not_to_be_removed() {
-        let heard = |name: &str, ms: u64| Node {
-            seen_age_ms: Some(ms),
-            addresses: vec!["10.0.0.9:6374".into()],
-            ..node(name, "silent")
-        };
         let all = [node("a", "up"), heard("b", 4000), heard("c", 4000)];
         let status = Status { id: "a".repeat(8), ..Status::default() };
         for links in [vec![], vec![link("c")]] {
-            let found = judge(&status, &all, &links);
+            let found = judge(&status, &all, &links, &BTreeSet::new());
             let wrong =
                 |finding: &&Finding| finding.check == "udp" && finding.state == State::Wrong;
             assert!(found.iter().any(|finding| wrong(&finding)), "{found:?}");
@@ -216,8 +288,60 @@ mod tests {
             }
         }
         let gone = [node("a", "up"), node("b", "up"), heard("c", 90_000)];
-        let found = judge(&status, &gone, &[link("b")]);
+        let found = judge(&status, &gone, &[link("b")], &BTreeSet::new());
         assert!(found.iter().any(|finding| finding.hint.contains("node rm c")), "{found:?}");
+    }
+
+    #[test]
+    fn a_member_that_takes_no_connection_by_tcp_either_is_down_and_udp_is_not_suspected() {
+        let status = Status { id: "a".repeat(8), ..Status::default() };
+        for (all, links) in [
+            ([node("a", "up"), node("b", "up"), heard("c", 4000)], vec![link("b")]),
+            ([node("a", "up"), heard("b", 4000), heard("c", 4000)], vec![]),
+            // Nobody has missed it yet.
+            ([node("a", "up"), node("b", "up"), node("c", "up")], vec![]),
+        ] {
+            let linked = |node: &Node| link_to(node, &links).is_some();
+            let mute = all[1..].iter().filter(|node| !linked(node)).map(|node| node.id.clone());
+            let mute: BTreeSet<String> = mute.collect();
+            let found = judge(&status, &all, &links, &mute);
+            assert!(found.iter().all(|finding| finding.check != "udp"), "{found:?}");
+            assert!(
+                found.iter().all(|finding| !finding.hint.contains("UDP through:")),
+                "{found:?}"
+            );
+            let says = |finding: &&Finding| finding.message.starts_with("c does not answer at all");
+            assert_eq!(found.iter().filter(says).count(), 1, "{found:?}");
+        }
+        // One of two does: UDP to that one is in question, and the other is down.
+        let all = [node("a", "up"), heard("b", 4000), heard("c", 4000)];
+        let found = judge(&status, &all, &[], &BTreeSet::from(["c".repeat(8)]));
+        assert!(found.iter().any(|finding| finding.check == "udp"), "{found:?}");
+        assert!(found.iter().any(|one| one.message.starts_with("c does not answer")), "{found:?}");
+    }
+
+    #[tokio::test]
+    async fn only_who_takes_no_connection_is_mute() {
+        let open = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let shut = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = |listener: &std::net::TcpListener| listener.local_addr().unwrap().to_string();
+        let with = |name: &str, addresses: Vec<String>| Node {
+            overlay_addresses: addresses,
+            ..heard(name, 4000)
+        };
+        let all = [
+            node("a", "up"),
+            with("b", vec![at(&shut), at(&open)]),
+            with("c", vec![at(&shut)]),
+            // Where it listens is not known.
+            with("d", vec![]),
+            // There is a link to it.
+            with("e", vec![at(&shut)]),
+        ];
+        drop(shut);
+        let status = Status { id: "a".repeat(8), ..Status::default() };
+        let found = mute(&status, &all, &[link("e")]).await;
+        assert_eq!(found, BTreeSet::from(["c".repeat(8)]));
     }
 
     #[test]

@@ -119,7 +119,7 @@ pub(crate) async fn run(doctor: &Doctor, context: &Context) -> Outcome {
     }
     // What one that was removed knows of the others is of yesterday.
     if known.is_some_and(|status| !status.removed) {
-        findings.extend(members::check(&api).await?);
+        findings.extend(members::check(&api, here).await?);
     }
     show(&findings, answer.as_ref(), context)
 }
