@@ -7,7 +7,7 @@ use std::process::{Command, Output, Stdio};
 use serde_json::{Value, json};
 
 mod canned;
-use canned::{mesh, node, remote, remote_for};
+use canned::{mesh, mute, node, remote, remote_for};
 #[path = "commands/data.rs"]
 mod data;
 
@@ -482,32 +482,10 @@ fn a_leave_that_takes_long_says_so_and_never_that_the_directory_can_go() {
     assert!(!out.contains("deleted") && !said.contains("deleted"), "{output:?}");
 }
 
-/// A node that says who it is, and nothing more however long one waits.
-fn silent_after_status(dir: &Path) {
-    use std::io::{BufRead, BufReader, Write};
-    std::fs::create_dir_all(dir.join("run")).unwrap();
-    std::fs::write(dir.join("member"), "1\n").unwrap();
-    let listener = std::os::unix::net::UnixListener::bind(dir.join("run/mesh.sock")).unwrap();
-    std::thread::spawn(move || {
-        let mut held = Vec::new();
-        for mut stream in listener.incoming().flatten() {
-            let lines = BufReader::new(stream.try_clone().unwrap()).lines();
-            let head: Vec<String> =
-                lines.map_while(Result::ok).take_while(|line| !line.is_empty()).collect();
-            if head.first().is_some_and(|line| line.starts_with("GET /v1/status ")) {
-                let body = status(1).to_string();
-                let head = format!("HTTP/1.1 200 X\r\nContent-Length: {}\r\n\r\n", body.len());
-                let _ = stream.write_all(format!("{head}{body}").as_bytes());
-            }
-            held.push(stream);
-        }
-    });
-}
-
 #[test]
 fn a_leave_takes_no_longer_than_it_was_given_whatever_it_waits_for() {
     let silent = tempfile::tempdir().unwrap();
-    silent_after_status(silent.path());
+    mute(silent.path(), status(1));
     // It has left and does not end: process 1 never does.
     let running = tempfile::tempdir().unwrap();
     let left = item(json!({ "left": true }));
@@ -801,6 +779,7 @@ fn every_command_has_examples() {
         "request",
         "request ls",
         "request show",
+        "request withdraw",
         "grant",
         "deny",
         "doctor",

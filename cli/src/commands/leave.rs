@@ -36,7 +36,7 @@ const LEAST: Duration = Duration::from_millis(250);
 /// What `leave` takes.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Leave {
-    /// How long to wait, all in all; exits with 124 after that
+    /// How long to wait in all; then it exits with 124
     #[arg(long, default_value = "2m", value_parser = value::duration)]
     // So that -1h is a time that does not fit, not an option that nobody knows.
     #[arg(allow_hyphen_values = true)]

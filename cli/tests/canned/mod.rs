@@ -58,6 +58,26 @@ pub(crate) fn remote_for(times: usize, answers: &[(&str, u16, Value)]) -> (Strin
     (address, heard)
 }
 
+/// A node that says what it is, and nothing more however long one waits.
+pub(crate) fn mute(dir: &Path, status: Value) {
+    std::fs::create_dir_all(dir.join("run")).unwrap();
+    std::fs::write(dir.join("member"), "1\n").unwrap();
+    let listener = UnixListener::bind(dir.join("run/mesh.sock")).unwrap();
+    let answers = owned(&[("GET /v1/status", 200, status)]);
+    std::thread::spawn(move || {
+        let mut held = Vec::new();
+        for stream in listener.incoming().flatten() {
+            let mut reader = BufReader::new(stream.try_clone().unwrap());
+            // Its first line stays in the reader, to be read by whoever answers.
+            if reader.fill_buf().is_ok_and(|asked| asked.starts_with(b"GET ")) {
+                serve(reader, stream, &answers, &Heard::default());
+            } else {
+                held.push(stream);
+            }
+        }
+    });
+}
+
 type Answers = Vec<(String, u16, Value)>;
 
 fn owned(answers: &[(&str, u16, Value)]) -> Answers {
