@@ -30,11 +30,9 @@ const LOOK: Duration = Duration::from_secs(5);
 const APART: Duration = Duration::from_millis(100);
 /// A holder that is silent for this long is replaced.
 const LOST: Duration = Duration::from_secs(600);
-/// Whoever was heard within this time can take a copy.
-const AWAKE: Duration = Duration::from_secs(15);
 /// Whoever is there was heard within this time: a node at rest repeats itself about every 45 s, and at least every 54 s.
 /// Shorter than [`SETTLED`]: who has just started takes everybody for awake, and must have listened before it decides.
-const HEARD: Duration = Duration::from_secs(58);
+const AWAKE: Duration = Duration::from_secs(58);
 /// A copy too many is released once it was one for this long, with the same holders all the while.
 const SETTLED: Duration = Duration::from_secs(60);
 /// What is older, and lacks a copy, has lost one.
@@ -68,6 +66,11 @@ fn settled() -> Duration {
         Ok("short") => Duration::from_secs(2),
         _ => SETTLED,
     }
+}
+
+/// Whoever was heard within this time is awake. Whoever others make up for is not, however short that wait is.
+fn awake(lost: Duration) -> Duration {
+    AWAKE.min(lost)
 }
 
 /// Keeps a version that is here from being evicted, for as long as it is counted on.
@@ -215,12 +218,12 @@ impl Data {
 
     /// How many nodes beside the holders could take a copy now.
     pub(super) async fn able_to_hold(&self, id: VersionId) -> usize {
-        let silence = self.silence();
+        let (silence, awake) = (self.silence(), awake(self.lost));
         let able = self.look(move |state| {
             let version = state.version(id)?;
             let able = |node: &NodeId| {
                 !version.holders.contains(node)
-                    && silence.get(node).is_some_and(|silent| *silent <= AWAKE)
+                    && silence.get(node).is_some_and(|silent| *silent <= awake)
             };
             Some(
                 state
@@ -286,7 +289,7 @@ fn takes(
     let taken: BTreeSet<&str> = holders.iter().filter_map(|node| domain(state, *node)).collect();
     for (node, member) in state.members() {
         let may = !member.leaving && version.is_for(member.party) && !state.is_drained(*node);
-        if !may || holders.contains(node) || silent(node) > AWAKE {
+        if !may || holders.contains(node) || silent(node) > awake(lost) {
             continue;
         }
         let candidate = Candidate { node: *node, domain: domain(state, *node), weight: 1 };
@@ -314,10 +317,8 @@ fn releases(
     if !version.holders.contains(&me) || state.live_copies(version) <= wanted {
         return false;
     }
-    // Whoever others make up for does not count, however short that wait is.
-    let longest = HEARD.min(lost);
     let is_there = |node: &NodeId| {
-        state.is_member(*node) && silence.get(node).is_some_and(|silent| *silent <= longest)
+        state.is_member(*node) && silence.get(node).is_some_and(|silent| *silent <= awake(lost))
     };
     let there: Vec<Candidate<'_>> = version
         .holders
@@ -405,6 +406,30 @@ mod tests {
         among.iter().copied().find(|n| Some(&id(*n)) == ranked.last()).unwrap()
     }
 
+    /// Who would take a copy, if each was last heard so long ago by the others.
+    fn who_takes(scene: &Scene, heard: impl Fn(u8) -> Duration) -> Vec<u8> {
+        let version = scene.state.version(VERSION).unwrap();
+        let would = |me: &u8| {
+            let of = |n: u8| if n == *me { Duration::ZERO } else { heard(n) };
+            let silence: BTreeMap<NodeId, Duration> = (1..=5).map(|n| (id(n), of(n))).collect();
+            takes(&scene.state, VERSION, version, id(*me), &silence, LOST)
+        };
+        (1..=5).filter(would).collect()
+    }
+
+    #[test]
+    fn in_a_mesh_at_rest_as_many_take_a_copy_as_are_missing() {
+        let scene = scene(&[1]);
+        let fresh = who_takes(&scene, |_| Duration::ZERO);
+        assert_eq!(fresh.len(), 2);
+        assert_eq!(who_takes(&scene, |n| Duration::from_secs(11 * u64::from(n))), fresh);
+        // One that is gone is not waited for.
+        let gone = |n: u8| if n == fresh[0] { AWAKE * 2 } else { Duration::ZERO };
+        let there: Vec<u8> =
+            who_takes(&scene, gone).into_iter().filter(|n| *n != fresh[0]).collect();
+        assert_eq!(there.len(), 2);
+    }
+
     #[test]
     fn of_too_many_holders_the_one_that_placement_ranks_last_releases_its_copy() {
         let cases: [&[u8]; 3] = [&[1, 2, 3, 4], &[2, 3, 4, 5], &[1, 2, 3, 4, 5]];
@@ -426,15 +451,15 @@ mod tests {
     fn holders_that_are_silent_or_leaving_do_not_count() {
         let mut scene = scene(&[1, 2, 3, 4]);
         let all = last(&scene, &[1, 2, 3, 4]);
-        assert_eq!(who(&scene, &[2], HEARD), [all], "a node at rest says little");
-        assert_eq!(who(&scene, &[2], HEARD + Duration::from_secs(1)), [0u8; 0]);
+        assert_eq!(who(&scene, &[2], AWAKE), [all], "a node at rest says little");
+        assert_eq!(who(&scene, &[2], AWAKE + Duration::from_secs(1)), [0u8; 0]);
         scene.seat_voters(&[1, 4]);
         scene.act(&node(4), Leave { node: id(4) }).unwrap();
         assert_eq!(who(&scene, &[], Duration::ZERO), [0u8; 0]);
         // With one more there are enough again, and it is one of those who are there that goes.
         let scene = self::scene(&[1, 2, 3, 4, 5]);
         let there = last(&scene, &[1, 3, 4, 5]);
-        assert_eq!(who(&scene, &[2], 2 * HEARD), [there]);
+        assert_eq!(who(&scene, &[2], 2 * AWAKE), [there]);
     }
 
     #[test]

@@ -257,7 +257,7 @@ fn random_len(seed: u64, index: u64) -> usize {
 fn any_history_gives_two_replicas_the_same_bytes_and_a_snapshot_is_all_of_it() {
     let mut done = std::collections::BTreeMap::<u16, u32>::new();
     let mut reasons = std::collections::BTreeSet::new();
-    for seed in 0..40 {
+    for seed in 0..120 {
         let steps = history(seed, 400);
         let mut random = fastrand::Rng::with_seed(seed);
         let mut first = State::genesis(founding(), LEVEL).unwrap();
