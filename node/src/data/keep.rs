@@ -216,29 +216,16 @@ impl Data {
         }
     }
 
-    /// How many nodes beside the holders could take a copy now.
-    pub(super) async fn able_to_hold(&self, id: VersionId) -> usize {
+    /// How many nodes beside the holders could take a copy: now, and if all were awake.
+    pub(super) async fn able_to_hold(&self, id: VersionId) -> (usize, usize) {
         let (silence, awake) = (self.silence(), awake(self.lost));
         let able = self.look(move |state| {
             let version = state.version(id)?;
-            let able = |node: &NodeId| {
-                !version.holders.contains(node)
-                    && silence.get(node).is_some_and(|silent| *silent <= awake)
-            };
-            Some(
-                state
-                    .members()
-                    .iter()
-                    .filter(|(node, member)| {
-                        able(node)
-                            && !member.leaving
-                            && version.is_for(member.party)
-                            && !state.is_drained(**node)
-                    })
-                    .count(),
-            )
+            let others = || may_hold(state, version).filter(|n| !version.holders.contains(n));
+            let is_awake = |node: &NodeId| silence.get(node).is_some_and(|silent| *silent <= awake);
+            Some((others().filter(is_awake).count(), others().count()))
         });
-        able.await.flatten().unwrap_or(0)
+        able.await.flatten().unwrap_or_default()
     }
 
     /// Fetches a version and says that it is held here. Whether that went well.
@@ -268,6 +255,14 @@ impl Data {
     }
 }
 
+/// The members that may have a copy, those that do included.
+fn may_hold<'a>(state: &'a State, version: &'a Version) -> impl Iterator<Item = NodeId> + 'a {
+    let members = state.members().iter().filter(|(node, member)| {
+        !member.leaving && version.is_for(member.party) && !state.is_drained(**node)
+    });
+    members.map(|(node, _)| *node)
+}
+
 /// Whether `me` is among those who should make up for missing copies.
 fn takes(
     state: &State,
@@ -287,12 +282,11 @@ fn takes(
     let mut apart = Vec::new();
     let mut beside = Vec::new();
     let taken: BTreeSet<&str> = holders.iter().filter_map(|node| domain(state, *node)).collect();
-    for (node, member) in state.members() {
-        let may = !member.leaving && version.is_for(member.party) && !state.is_drained(*node);
-        if !may || holders.contains(node) || silent(node) > awake(lost) {
+    for node in may_hold(state, version) {
+        if holders.contains(&node) || silent(&node) > awake(lost) {
             continue;
         }
-        let candidate = Candidate { node: *node, domain: domain(state, *node), weight: 1 };
+        let candidate = Candidate { node, domain: domain(state, node), weight: 1 };
         match candidate.domain {
             Some(domain) if taken.contains(domain) => beside.push(candidate),
             _ => apart.push(candidate),

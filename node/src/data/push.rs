@@ -275,7 +275,7 @@ impl Data {
             if copies >= enough {
                 return None;
             }
-            let able = self.able_to_hold(known.id).await;
+            let (able, if_awake) = self.able_to_hold(known.id).await;
             // Somebody may be about to join, or to wake up; not for long.
             if copies + able < enough && begun.elapsed() > Duration::from_secs(2) {
                 let more = enough - copies;
@@ -287,26 +287,11 @@ impl Data {
                         n => format!("{n} other nodes"),
                     }
                 );
-                let timed_out = self.may_hold(known.id).await >= enough;
+                let timed_out = copies + if_awake >= enough;
                 return Some(Shortfall { why, timed_out });
             }
             sleep(LOOK).await;
         }
-    }
-
-    /// How many nodes could have a copy if all of them were awake, those that have one included.
-    async fn may_hold(&self, id: VersionId) -> usize {
-        let may = self.look(move |state| {
-            let version = state.version(id)?;
-            let others = state.members().iter().filter(|(node, member)| {
-                !version.holders.contains(*node)
-                    && !member.leaving
-                    && version.is_for(member.party)
-                    && !state.is_drained(**node)
-            });
-            Some(version.holders.len() + others.count())
-        });
-        may.await.flatten().unwrap_or(0)
     }
 }
 
