@@ -141,7 +141,8 @@ def install_libtorrent():
     """A Python that has libtorrent."""
     venv = os.path.join(target_dir(), "bench-libtorrent")
     python = os.path.join(venv, "bin", "python")
-    if subprocess.run([python, "-c", "import libtorrent"], stderr=subprocess.DEVNULL).returncode != 0:
+    asked = [python, "-c", "import libtorrent"]
+    if not os.path.exists(python) or subprocess.run(asked, stderr=subprocess.DEVNULL).returncode != 0:
         commands = [[sys.executable, "-m", "venv", venv], [python, "-m", "pip", "install", "--quiet", LIBTORRENT]]
         for command in commands:
             if subprocess.run(command).returncode != 0:
