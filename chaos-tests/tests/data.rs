@@ -535,6 +535,34 @@ fn a_flipped_bit_is_never_handed_out() {
 }
 
 #[test]
+fn who_has_pulled_it_once_helps_when_the_only_holder_is_gone() {
+    let (key, value) = SHORT_WAITS;
+    let mut fleet = Plan::loopback(3).setting(key, value).found().unwrap();
+    let dir = aside(&fleet.hosts[0], "tree");
+    random_tree(&dir, 6, 8 * MIB);
+    data(&fleet.hosts[0], &["push", text(&dir), "--copies", "1"]);
+    let pull = |host: &Host| {
+        knows(host, "tree");
+        let into = aside(host, "pulled");
+        data(host, &["pull", "tree", text(&into)]);
+        assert!(content(&into) == content(&dir), "{}", host.name);
+    };
+    pull(&fleet.hosts[1]);
+    // Nobody counts on the second node, and it is the only one that is left.
+    fleet.hosts[0].kill().unwrap();
+    pull(&fleet.hosts[2]);
+
+    // Nor does it help the holder if it has lost what it held; the others do.
+    up(&mut fleet.hosts[0]);
+    for object in objects(&fleet.hosts[0]) {
+        fs::remove_file(object).unwrap();
+    }
+    let verified = data(&fleet.hosts[0], &["verify", "tree"]);
+    assert_eq!(verified["repaired"], true, "{verified}");
+    calm(&fleet);
+}
+
+#[test]
 fn a_pull_onto_a_full_disk_says_so_and_goes_on_once_there_is_room() {
     if !mesh_chaos_tests::hosts::need(&["namespaces"]) {
         return;

@@ -276,6 +276,11 @@ fn no_node(place: &Place, error: &io::Error) -> Report {
             format!("{}: {error}", place.socket().display()),
             "run as the user who owns it, or ask over TCP with --api and MESH_TOKEN_FILE".into(),
         ),
+        Ok(_) if place.is_joining() => (
+            format!("the node in {dir} is not a member of a mesh yet"),
+            "the join that was begun there waits for the other parties".into(),
+            "mesh join with the same ticket goes on with it".into(),
+        ),
         Ok(_) if !place.is_made() => {
             (format!("there is no node in {dir}"), "it is not a mesh directory".into(), make())
         }

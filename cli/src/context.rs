@@ -79,6 +79,11 @@ impl Place {
         self.dir.join("member").exists() || self.dir.join("state.redb").exists()
     }
 
+    /// Whether a join was begun here that waits for the other parties.
+    pub(crate) fn is_joining(&self) -> bool {
+        mesh_node::dir::Dir::at(&self.dir).is_joining()
+    }
+
     /// Whether the node that was made here has left its mesh, so that it never runs again.
     pub(crate) fn has_left(&self) -> bool {
         let membership = mesh_node::dir::Dir::at(&self.dir).membership();

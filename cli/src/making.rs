@@ -324,7 +324,10 @@ fn explain(place: &Place, error: JoinError) -> Report {
 fn dir_report(place: &Place, error: &DirError) -> Report {
     let code = match error {
         DirError::Absent(_) => Code::NoNode,
-        DirError::Taken(_) | DirError::Foreign { .. } | DirError::Running(_) => Code::Refused,
+        DirError::Taken(_)
+        | DirError::Foreign { .. }
+        | DirError::Running(_)
+        | DirError::Joining(_) => Code::Refused,
         _ => Code::Failed,
     };
     let message = error.to_string();
@@ -340,13 +343,14 @@ fn dir_report(place: &Place, error: &DirError) -> Report {
             DirError::KeyGone(_) => {
                 "there is no node.key, and without it this node cannot prove who it is".into()
             }
+            DirError::Joining(_) => "the keys of the party that it founds are here only".into(),
             _ => format!("looked in {}", place.dir.display()),
         },
     };
     Report::new(code, message, cause, error.hint())
 }
 
-const LISTEN: &str = "--listen ADDR:PORT (or --api-listen for the HTTP API's)";
+const LISTEN: &str = "--listen ADDR:PORT or --api-listen of init and join; later in config.toml: data_port, overlay_port, api_listen";
 
 /// Names the program that holds a port. `protocol` is `udp` or `tcp`, whichever of the two could not be had.
 fn taken(address: std::net::SocketAddr, protocol: &str, flag: &str) -> Report {

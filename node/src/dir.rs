@@ -37,6 +37,8 @@ use crate::party::{PartySecret, SealingSecret};
 
 /// The format of the directory that this version writes.
 const FORMAT: &str = "mesh 1";
+/// A party that this machine asked to found, until it is a member of it.
+pub(crate) const PENDING: &str = "pending";
 /// The log's file.
 pub const LOG: &str = "state.redb";
 /// A sealed file larger than this is not read: no node writes one.
@@ -77,6 +79,9 @@ pub enum DirError {
     /// A node is there, and its key is not.
     #[error("the key of the node in {} is gone", .0.display())]
     KeyGone(PathBuf),
+    /// A party is being founded from here, and its keys are in no other place.
+    #[error("a join that was begun in {} waits for the other parties", .0.display())]
+    Joining(PathBuf),
     /// The system said no.
     #[error("could not {doing} {}", path.display())]
     Io {
@@ -114,6 +119,10 @@ impl DirError {
                 let old = "have the old one removed: mesh node rm NAME";
                 format!("restore node.key from a backup; or {again}, and {old}")
             }
+            DirError::Joining(path) => format!(
+                "mesh join with the same ticket goes on with it; or delete {}",
+                path.display()
+            ),
             DirError::Io { .. } => "check that the directory exists and is yours to write".into(),
         }
     }
@@ -207,6 +216,11 @@ impl Dir {
     /// Whether a node lives here.
     pub fn is_taken(&self) -> bool {
         self.file("member").exists() || self.file(LOG).exists()
+    }
+
+    /// Whether a party is being founded from here, and this machine is not a member of it yet.
+    pub fn is_joining(&self) -> bool {
+        self.file(PENDING).exists() && !self.is_taken()
     }
 
     /// Makes the directory, for its owner alone.
@@ -447,7 +461,7 @@ impl Dir {
             "member",
             "peers",
             "peers.late",
-            "pending",
+            PENDING,
             "numbers",
             "incarnation",
             "party.key",

@@ -150,6 +150,9 @@ impl Choices {
 /// Founds a mesh in `dir`. The node is not started. What was made of the directory is for [`unfound`].
 pub fn found(dir: &Dir, choices: &Choices) -> Result<Made, JoinError> {
     let claim = dir.claim()?;
+    if dir.is_joining() {
+        return Err(DirError::Joining(dir.path().to_path_buf()).into());
+    }
     let founded = keep_config(dir, choices).and_then(|name| {
         let founded = try_found(dir, choices, name);
         if founded.is_err() {

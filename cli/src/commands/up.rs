@@ -34,6 +34,14 @@ pub(crate) struct Up {
 pub(crate) async fn run(up: &Up, context: &Context) -> Outcome {
     context.only_here("up")?;
     let place = &context.place;
+    if place.is_joining() {
+        return Err(Report::new(
+            Code::NoNode,
+            format!("the node in {} is not a member of a mesh yet", place.dir.display()),
+            "the join that was begun there waits for the other parties",
+            "mesh join with the same ticket goes on with it",
+        ));
+    }
     if !place.is_made() {
         let message = format!("there is no node in {}", place.dir.display());
         let hint = format!("{}, or {}", place.command("init"), place.command("join TICKET"));

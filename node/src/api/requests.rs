@@ -13,10 +13,11 @@ use super::answer::{
 };
 use super::route::{Form, Route, field};
 use crate::engine::Roster;
-use crate::handle::{Ask, See};
+use crate::handle::{Ask, See, WriteError};
 use crate::state::command::{Act, RequestSign, RequestWithdraw};
 use crate::state::decided::Decided;
 use crate::state::name::Name;
+use crate::state::refusal::Refusal;
 use crate::state::request::{JointAct, Request, RequestId};
 
 pub(super) fn routes() -> Vec<Route> {
@@ -96,7 +97,12 @@ async fn answer(State(api): State<Api>, Param(wanted): Param<String>, yes: bool)
     let request = number(&wanted)?;
     has_state(&api)?;
     let ask = Ask { act: Act::RequestSign(RequestSign { request, yes }), signed: true };
-    api.write(vec![ask]).await.map_err(|error| unwritten(&api, error))?;
+    if let Err(error) = api.write(vec![ask]).await {
+        if matches!(error, WriteError::Refused { refusal: Refusal::NoSuchRequest, .. }) {
+            check_open(&api, request, &wanted).await?;
+        }
+        return Err(unwritten(&api, error));
+    }
     let seen = api.look(move |see| {
         let open = see.replica.machine().requests().contains_key(&request);
         (open, decided(see, request))
@@ -122,7 +128,11 @@ async fn withdraw(State(api): State<Api>, Param(wanted): Param<String>) -> Answe
         let open = see.replica.machine().requests().get(&request);
         open.map(|open| open.opener)
     });
-    let opener = opener.await?.ok_or_else(|| absent(&wanted))?;
+    let opener = opener.await?;
+    if opener.is_none() {
+        check_open(&api, request, &wanted).await?;
+    }
+    let opener = opener.ok_or_else(|| absent(&wanted))?;
     let roster = api.roster();
     // The state refuses it as well; here there are names to say it with.
     if roster.party_of(api.whoami.node) != Some(opener) {
@@ -153,6 +163,23 @@ fn absent(wanted: &str) -> Problem {
         "it was never made, or it was decided and many others since",
         "mesh request ls --all shows what is open and what was decided",
     )
+}
+
+/// Says of a request that it is over, if it is: then there is nothing left to answer or to withdraw.
+async fn check_open(api: &Api, id: RequestId, wanted: &str) -> Result<(), Problem> {
+    let seen = api.look(move |see| {
+        let is_open = see.replica.machine().requests().contains_key(&id);
+        (is_open, decided(see, id))
+    });
+    match seen.await? {
+        (true, _) => Ok(()),
+        (false, Some(one)) => Err(Problem::refused(
+            format!("request {id} is no longer open"),
+            format!("it is {}", one.decision.name()),
+            format!("mesh request show {id}"),
+        )),
+        (false, None) => Err(absent(wanted)),
+    }
 }
 
 fn party(id: &PartyId, roster: &Roster) -> String {

@@ -164,17 +164,33 @@ impl Data {
         let duties = self.look(move |state| {
             let mut duties = Vec::new();
             for (id, version) in state.versions() {
-                if takes(state, *id, version, me, &silence, lost) {
-                    duties.push((
-                        version.created.index,
-                        Duty { version: *id, repairs: now.since(version.created.time) > NEW },
-                    ));
+                if lacks(state, version, me, &silence, lost) == 0 {
+                    continue;
                 }
+                let is_its_turn = takes(state, *id, version, me, &silence, lost);
+                let repairs = now.since(version.created.time) > NEW;
+                duties.push((version.created.index, is_its_turn, Duty { version: *id, repairs }));
             }
-            duties.sort_unstable_by_key(|(index, _)| std::cmp::Reverse(*index));
-            duties.into_iter().map(|(_, duty)| duty).take(MAX_DUTIES).collect()
+            duties.sort_unstable_by_key(|(index, ..)| std::cmp::Reverse(*index));
+            duties.truncate(MAX_DUTIES);
+            duties
         });
-        duties.await.unwrap_or_default()
+        let mut taken = Vec::new();
+        for (_, is_its_turn, duty) in duties.await.unwrap_or_default() {
+            // Whoever has it already is the first to be counted on, whosever turn it is: perhaps nobody else has.
+            if is_its_turn || self.has(duty.version).await {
+                taken.push(duty);
+            }
+        }
+        taken
+    }
+
+    /// Whether all of a version is here.
+    async fn has(&self, version: VersionId) -> bool {
+        match self.find(version).await {
+            Some(found) => self.is_here(&found).await,
+            None => false,
+        }
     }
 
     /// The versions of which this node's copy is one too many, and who holds them.
@@ -256,11 +272,28 @@ impl Data {
 }
 
 /// The members that may have a copy, those that do included.
-fn may_hold<'a>(state: &'a State, version: &'a Version) -> impl Iterator<Item = NodeId> + 'a {
+pub(super) fn may_hold<'a>(
+    state: &'a State,
+    version: &'a Version,
+) -> impl Iterator<Item = NodeId> + 'a {
     let members = state.members().iter().filter(|(node, member)| {
         !member.leaving && version.is_for(member.party) && !state.is_drained(**node)
     });
     members.map(|(node, _)| *node)
+}
+
+/// How many copies are missing of which `me` could have one.
+fn lacks(
+    state: &State,
+    version: &Version,
+    me: NodeId,
+    silence: &BTreeMap<NodeId, Duration>,
+    lost: Duration,
+) -> usize {
+    let is_there = |node: &&NodeId| silence.get(*node).is_some_and(|silent| *silent <= lost);
+    let holders = version.holders.iter().filter(is_there).count();
+    let could = !version.holders.contains(&me) && may_hold(state, version).any(|node| node == me);
+    if could { usize::from(version.copies).saturating_sub(holders) } else { 0 }
 }
 
 /// Whether `me` is among those who should make up for missing copies.

@@ -55,6 +55,9 @@ use pull::{How, Phase, Progress, PullError};
 use serve::Strip;
 use sharing::Sharing;
 
+/// Nodes that nobody counts on and that are asked all the same, at a time.
+const MAX_ASKED: usize = 16;
+
 /// The datasets of this node. Cheap to clone.
 #[derive(Clone)]
 pub struct Data(Arc<Inner>);
@@ -213,6 +216,22 @@ impl Data {
         fastrand::shuffle(&mut awake);
         awake.extend(asleep);
         awake
+    }
+
+    /// Who may have it although nobody counts on them: they have pulled it once. Some of those that are awake; only nodes
+    /// that may hold it are asked, for to be asked tells that it is wanted.
+    async fn may_have(&self, id: VersionId) -> Vec<NodeId> {
+        let me = self.whoami.node;
+        let able = self.look(move |state| {
+            let version = state.version(id)?;
+            let able = keep::may_hold(state, version);
+            Some(able.filter(|n| *n != me && !version.holders.contains(n)).collect::<Vec<_>>())
+        });
+        let mut able = able.await.flatten().unwrap_or_default();
+        able.retain(|node| self.hub.is_alive(*node));
+        fastrand::shuffle(&mut able);
+        able.truncate(MAX_ASKED);
+        able
     }
 
     /// Brings a version here, or waits for the one who does. What came before the wait began is not counted.

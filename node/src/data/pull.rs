@@ -199,7 +199,9 @@ impl Data {
         loop {
             // Some may have come since, and others may have gone.
             let now = self.find(found.version).await;
-            for node in self.holders(now.as_ref().unwrap_or(found)) {
+            let mut asked = self.holders(now.as_ref().unwrap_or(found));
+            asked.extend(self.may_have(found.version).await);
+            for node in asked {
                 match timeout(MANIFEST_PATIENCE, ask_manifest(&net, node, found)).await {
                     Ok(Some(bytes)) => return Ok(bytes),
                     _ => tracing::debug!(node = %node.short(), "no manifest from this peer"),
@@ -352,6 +354,9 @@ impl<'a> Run<'a> {
                     // Some may have come since, and others may have gone.
                     if let Some(found) = self.data.find(self.found.version).await {
                         self.swarm.on_sources(&self.data.holders(&found));
+                    }
+                    if self.swarm.progress().peers == 0 {
+                        self.swarm.on_others(&self.data.may_have(self.found.version).await);
                     }
                 }
             }

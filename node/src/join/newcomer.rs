@@ -25,7 +25,7 @@ use super::{Choices, JoinError, begin, keep_config, keep_name};
 use crate::author::numbers::{MAX_NUMBER, used};
 use crate::awareness::hub::{Peer, peers_in};
 use crate::clock;
-use crate::dir::{Dir, Membership};
+use crate::dir::{Dir, DirError, Membership, PENDING};
 use crate::party::PartySecret;
 use crate::state::command::{Act, Rejoin};
 use crate::state::founding::mesh_id;
@@ -47,9 +47,6 @@ const ASK_AGAIN: Duration = Duration::from_secs(1);
 const ASKED_AT_ONCE: usize = 16;
 /// How long it waits for the others once one has answered.
 const OTHERS: Duration = Duration::from_secs(2);
-/// The file of a party that was asked for and is not there yet.
-const PENDING: &str = "pending";
-
 /// An address that was tried, and how it failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tried {
@@ -119,6 +116,9 @@ pub async fn join(
         return Err(JoinError::OtherMesh { path, holds, ticket: ticket.mesh });
     }
     let claim = dir.claim()?;
+    if dir.is_joining() && ticket.kind != Kind::NewParty {
+        return Err(DirError::Joining(dir.path().to_path_buf()).into());
+    }
     // Of a join that was interrupted, or of which nobody knows what came of it.
     let has_key = dir.file("node.key").exists();
     let heard = AtomicBool::new(false);
@@ -157,6 +157,10 @@ impl Pending {
             && let Ok(Some(_)) = dir.party_secret()
         {
             return Ok(begun);
+        }
+        // The other parties may yet agree to the one that was begun before, and its keys are here only.
+        if dir.is_joining() {
+            return Err(DirError::Joining(dir.path().to_path_buf()).into());
         }
         let begun = Self { invite, party, first: crate::random(), request: None };
         dir.keep_node_key(&NodeKey::generate())?;
@@ -547,6 +551,28 @@ mod tests {
     fn choices() -> Choices {
         let listen = vec![("127.0.0.1".parse().unwrap(), Some(0))];
         Choices { name: Some("late".parse().unwrap()), listen, ..Choices::default() }
+    }
+
+    #[tokio::test]
+    async fn the_keys_of_a_party_that_waits_for_the_others_are_not_overwritten() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = Dir::at(temp.path().join("node"));
+        dir.create().unwrap();
+        let begin =
+            |invite: u8| Pending::begin(&dir, TicketId([invite; 32]), "eps".parse().unwrap());
+        let begun = begin(1).unwrap();
+        let keys = || (dir.node_key().unwrap().id(), dir.party_secret().unwrap().unwrap().id());
+        let kept = keys();
+        fn waits<T>(tried: Result<T, JoinError>) -> bool {
+            matches!(tried, Err(JoinError::Dir(DirError::Joining(_))))
+        }
+        assert!(waits(crate::join::found(&dir, &choices())));
+        assert!(waits(begin(2)));
+        for kind in [Kind::Member, Kind::Worker] {
+            assert!(waits(join(&dir, &ticket(kind, Vec::new()), &choices(), |_| {}).await));
+        }
+        assert_eq!(keys(), kept);
+        assert_eq!(begin(1).unwrap(), begun, "the same join goes on");
     }
 
     #[tokio::test]

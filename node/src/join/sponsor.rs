@@ -17,6 +17,7 @@ use crate::engine::{Order, Orders};
 use crate::handle::{Ask, Part, Whoami, WriteError, Writer, Written, look_at};
 use crate::party::PartySecret;
 use crate::state::command::{Act, Admit, Found};
+use crate::state::decided::Decision;
 use crate::state::refusal::Refusal;
 use crate::state::request::{JointAct, RequestId};
 use crate::wire::{JoinReply, JoinRequest, Welcome};
@@ -74,9 +75,10 @@ impl Sponsor {
                 match self.becomes(signing, request).await {
                     Some(Fate::Founded) => JoinReply::Founded,
                     Some(Fate::Waits(request)) => JoinReply::Waits { request },
-                    Some(Fate::Gone) => refused(
-                        "the other parties did not agree to it in time, or it was withdrawn",
-                    ),
+                    Some(Fate::Over(how)) => {
+                        let how = how.map_or("is over".into(), |how| format!("was {}", how.name()));
+                        refused(&format!("the request to the other parties {how}"))
+                    }
                     None => JoinReply::NoLeader,
                 }
             }
@@ -169,7 +171,11 @@ impl Sponsor {
                 let same = matches!(&request.act, JointAct::FoundParty { signing: s, .. } if *s == signing);
                 same && request.expires > now
             });
-            Some(waits.map_or(Fate::Gone, |(id, _)| Fate::Waits(id.0)))
+            let over = || {
+                let one = state.decided().iter().find(|one| one.id == RequestId(request));
+                Fate::Over(one.map(|one| one.decision))
+            };
+            Some(waits.map_or_else(over, |(id, _)| Fate::Waits(id.0)))
         });
         seen.await.ok().flatten()
     }
@@ -257,7 +263,8 @@ impl Sponsor {
 enum Fate {
     Founded,
     Waits(u64),
-    Gone,
+    /// And how it ended, if that is known.
+    Over(Option<Decision>),
 }
 
 fn refused(why: &str) -> JoinReply {

@@ -152,7 +152,12 @@ fn what_became_of_a_request_can_be_looked_up_and_who_asked_may_take_it_back() {
     assert!(first.get("/v1/requests").items().is_empty());
     second.until("it knows of that", |node| node.get(&path).item()["state"] == "withdrawn");
     let again = first.ask("POST", &format!("{path}/withdraw"), "");
-    assert_eq!(again.code(), "not_found");
+    assert_eq!(again.code(), "refused");
+    let late = second.ask("POST", &format!("{path}/grant"), "");
+    for said in [again, late] {
+        let cause = said.json()["error"]["cause"].as_str().unwrap_or_default().to_owned();
+        assert!(cause.contains("withdrawn"), "{said:?}");
+    }
 
     let path = ask();
     let said = second.ask("POST", &format!("{path}/deny"), "").item();
