@@ -68,9 +68,28 @@ fn settled() -> Duration {
     }
 }
 
-/// Whoever was heard within this time is awake. Whoever others make up for is not, however short that wait is.
-fn awake(lost: Duration) -> Duration {
-    AWAKE.min(lost)
+/// Whom a node has heard, and when: what it goes by beside the state.
+struct Heard {
+    me: NodeId,
+    silence: BTreeMap<NodeId, Duration>,
+    /// See [`LOST`].
+    lost: Duration,
+}
+
+impl Heard {
+    fn within(&self, node: NodeId, longest: Duration) -> bool {
+        self.silence.get(&node).is_some_and(|silent| *silent <= longest)
+    }
+
+    /// Whether a holder still counts.
+    fn is_there(&self, node: NodeId) -> bool {
+        self.within(node, self.lost)
+    }
+
+    /// Whoever others make up for is not awake, however short that wait is.
+    fn is_awake(&self, node: NodeId) -> bool {
+        self.within(node, AWAKE.min(self.lost))
+    }
 }
 
 /// Keeps a version that is here from being evicted, for as long as it is counted on.
@@ -146,28 +165,28 @@ pub(crate) async fn run(data: Data) {
 }
 
 impl Data {
-    /// How long each member has been silent.
-    fn silence(&self) -> BTreeMap<NodeId, Duration> {
+    /// Whom this node has heard, and when.
+    fn heard(&self) -> Heard {
         let members: Vec<NodeId> = self.shown.roster.borrow().members.keys().copied().collect();
-        let me = self.whoami.node;
-        self.hub.look(|view, now| {
+        let (me, lost) = (self.whoami.node, self.lost);
+        let silence = self.hub.look(|view, now| {
             let of =
                 |node: NodeId| if node == me { Duration::ZERO } else { view.silence(node, now) };
             members.into_iter().map(|node| (node, of(node))).collect()
-        })
+        });
+        Heard { me, silence, lost }
     }
 
     /// What this node should fetch now, what is new first.
     async fn duties(&self) -> Vec<Duty> {
-        let (me, silence, lost) = (self.whoami.node, self.silence(), self.lost);
-        let now = clock::now();
+        let (heard, now) = (self.heard(), clock::now());
         let duties = self.look(move |state| {
             let mut duties = Vec::new();
             for (id, version) in state.versions() {
-                if lacks(state, version, me, &silence, lost) == 0 {
+                if lacks(state, version, &heard) == 0 {
                     continue;
                 }
-                let is_its_turn = takes(state, *id, version, me, &silence, lost);
+                let is_its_turn = takes(state, *id, version, &heard);
                 let repairs = now.since(version.created.time) > NEW;
                 duties.push((version.created.index, is_its_turn, Duty { version: *id, repairs }));
             }
@@ -195,11 +214,11 @@ impl Data {
 
     /// The versions of which this node's copy is one too many, and who holds them.
     async fn spare(&self) -> Option<Vec<(VersionId, BTreeSet<NodeId>)>> {
-        let (me, silence, lost) = (self.whoami.node, self.silence(), self.lost);
+        let heard = self.heard();
         let spare = self.look(move |state| {
             let mut spare = Vec::new();
             for (id, version) in state.versions() {
-                if releases(state, *id, version, me, &silence, lost) {
+                if releases(state, *id, version, &heard) {
                     spare.push((*id, version.holders.clone()));
                 }
                 if spare.len() >= MAX_DUTIES {
@@ -234,12 +253,11 @@ impl Data {
 
     /// How many nodes beside the holders could take a copy: now, and if all were awake.
     pub(super) async fn able_to_hold(&self, id: VersionId) -> (usize, usize) {
-        let (silence, awake) = (self.silence(), awake(self.lost));
+        let heard = self.heard();
         let able = self.look(move |state| {
             let version = state.version(id)?;
             let others = || may_hold(state, version).filter(|n| !version.holders.contains(n));
-            let is_awake = |node: &NodeId| silence.get(node).is_some_and(|silent| *silent <= awake);
-            Some((others().filter(is_awake).count(), others().count()))
+            Some((others().filter(|node| heard.is_awake(*node)).count(), others().count()))
         });
         able.await.flatten().unwrap_or_default()
     }
@@ -282,41 +300,27 @@ pub(super) fn may_hold<'a>(
     members.map(|(node, _)| *node)
 }
 
-/// How many copies are missing of which `me` could have one.
-fn lacks(
-    state: &State,
-    version: &Version,
-    me: NodeId,
-    silence: &BTreeMap<NodeId, Duration>,
-    lost: Duration,
-) -> usize {
-    let is_there = |node: &&NodeId| silence.get(*node).is_some_and(|silent| *silent <= lost);
-    let holders = version.holders.iter().filter(is_there).count();
+/// How many copies are missing of which this node could have one.
+fn lacks(state: &State, version: &Version, heard: &Heard) -> usize {
+    let me = heard.me;
     let could = !version.holders.contains(&me) && may_hold(state, version).any(|node| node == me);
+    let holders = version.holders.iter().filter(|node| heard.is_there(**node)).count();
     if could { usize::from(version.copies).saturating_sub(holders) } else { 0 }
 }
 
-/// Whether `me` is among those who should make up for missing copies.
-fn takes(
-    state: &State,
-    id: VersionId,
-    version: &Version,
-    me: NodeId,
-    silence: &BTreeMap<NodeId, Duration>,
-    lost: Duration,
-) -> bool {
-    let silent = |node: &NodeId| silence.get(node).copied().unwrap_or(Duration::MAX);
-    let holders: BTreeSet<NodeId> =
-        version.holders.iter().copied().filter(|node| silent(node) <= lost).collect();
-    let missing = usize::from(version.copies).saturating_sub(holders.len());
-    if missing == 0 || holders.contains(&me) {
+/// Whether this node is among those who should make up for missing copies.
+fn takes(state: &State, id: VersionId, version: &Version, heard: &Heard) -> bool {
+    let missing = lacks(state, version, heard);
+    if missing == 0 {
         return false;
     }
+    let holders: BTreeSet<NodeId> =
+        version.holders.iter().copied().filter(|node| heard.is_there(*node)).collect();
     let mut apart = Vec::new();
     let mut beside = Vec::new();
     let taken: BTreeSet<&str> = holders.iter().filter_map(|node| domain(state, *node)).collect();
     for node in may_hold(state, version) {
-        if holders.contains(&node) || silent(&node) > awake(lost) {
+        if holders.contains(&node) || !heard.is_awake(node) {
             continue;
         }
         let candidate = Candidate { node, domain: domain(state, node), weight: 1 };
@@ -326,35 +330,26 @@ fn takes(
         }
     }
     let first = owners(id, &apart, missing);
+    let me = heard.me;
     first.contains(&me) || owners(id, &beside, missing - first.len().min(missing)).contains(&me)
 }
 
-/// Whether the copy of `me` is one too many. Of the holders that are there only the one that placement ranks last says
+/// Whether this node's copy is one too many. Of the holders that are there only the one that placement ranks last says
 /// so, and so they go one at a time. If two do because they have heard different nodes, the state refuses whichever
 /// is needed.
-fn releases(
-    state: &State,
-    id: VersionId,
-    version: &Version,
-    me: NodeId,
-    silence: &BTreeMap<NodeId, Duration>,
-    lost: Duration,
-) -> bool {
+fn releases(state: &State, id: VersionId, version: &Version, heard: &Heard) -> bool {
     let wanted = usize::from(version.copies);
-    if !version.holders.contains(&me) || state.live_copies(version) <= wanted {
+    if !version.holders.contains(&heard.me) || state.live_copies(version) <= wanted {
         return false;
     }
-    let is_there = |node: &NodeId| {
-        state.is_member(*node) && silence.get(node).is_some_and(|silent| *silent <= awake(lost))
-    };
     let there: Vec<Candidate<'_>> = version
         .holders
         .iter()
         .copied()
-        .filter(is_there)
+        .filter(|node| state.is_member(*node) && heard.is_awake(*node))
         .map(|node| Candidate { node, domain: domain(state, node), weight: 1 })
         .collect();
-    there.len() > wanted && owners(id, &there, there.len()).last() == Some(&me)
+    there.len() > wanted && owners(id, &there, there.len()).last() == Some(&heard.me)
 }
 
 /// Of what is to spare `now`, what was so for as long as `settled` and has the same holders still.
@@ -420,7 +415,10 @@ mod tests {
         let of = |n: u8| if silent.contains(&n) { for_long } else { Duration::ZERO };
         let silence: BTreeMap<NodeId, Duration> = (1..=5).map(|n| (id(n), of(n))).collect();
         let version = scene.state.version(VERSION).unwrap();
-        let would = |n: &u8| releases(&scene.state, VERSION, version, id(*n), &silence, LOST);
+        let would = |n: &u8| {
+            let heard = Heard { me: id(*n), silence: silence.clone(), lost: LOST };
+            releases(&scene.state, VERSION, version, &heard)
+        };
         (1..=5).filter(would).collect()
     }
 
@@ -438,8 +436,8 @@ mod tests {
         let version = scene.state.version(VERSION).unwrap();
         let would = |me: &u8| {
             let of = |n: u8| if n == *me { Duration::ZERO } else { heard(n) };
-            let silence: BTreeMap<NodeId, Duration> = (1..=5).map(|n| (id(n), of(n))).collect();
-            takes(&scene.state, VERSION, version, id(*me), &silence, LOST)
+            let silence = (1..=5).map(|n| (id(n), of(n))).collect();
+            takes(&scene.state, VERSION, version, &Heard { me: id(*me), silence, lost: LOST })
         };
         (1..=5).filter(would).collect()
     }
