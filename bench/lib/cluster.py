@@ -231,8 +231,8 @@ class Mesh(Cluster):
         except (OSError, ValueError, KeyError, http.client.HTTPException):
             return None
 
-    def ask(self, i, path):
-        connection = UnixConnection(self.socket(i))
+    def ask(self, i, path, patience=ANSWER_SECONDS):
+        connection = UnixConnection(self.socket(i), patience)
         try:
             connection.request("GET", path)
             return json.loads(connection.getresponse().read())
@@ -241,8 +241,8 @@ class Mesh(Cluster):
 
 
 class UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path):
-        super().__init__("localhost", timeout=ANSWER_SECONDS)
+    def __init__(self, path, patience=ANSWER_SECONDS):
+        super().__init__("localhost", timeout=patience)
         self.path = path
 
     def connect(self):

@@ -6,7 +6,9 @@ nothing it starts can reach another address, and everything it started ends with
 """
 
 import argparse
+import atexit
 import ctypes
+import io
 import json
 import math
 import os
@@ -16,6 +18,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 
@@ -29,7 +32,11 @@ CLIENT_PACKAGES = {
     "/usr/include/google/protobuf/any.proto": "libprotobuf-dev",
 }
 PACKAGES = CLIENT_PACKAGES | {"ip": "iproute2", "unshare": "util-linux"}
+SLURM_PACKAGES = {"slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client", "munged": "munge"}
 LIBTORRENT = "libtorrent==2.1.1"
+RAY = "ray[default]==2.60.0"
+# What works for us on the other side of Docker's socket, outside of the sandbox. Their children are containers.
+DOCKER_PROGRAMS = ("dockerd", "containerd", "containerd-shim", "fuse-overlayfs")
 # Another program above this share of a core is named in the report.
 LOUD = 0.2
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -40,6 +47,7 @@ class Stop(Exception):
 
     def __init__(self, error, cause, attempt):
         super().__init__(error)
+        self.short = f"{error}: {cause}"
         self.lines = f"error: {error}\ncause: {cause}\ntry:   {attempt}"
 
 
@@ -78,7 +86,13 @@ def outside(script, options, needs):
     install(needs)
     env = dict(os.environ, **{INSIDE: "1"}, MESH_BIN=build_mesh())
     for need in needs:
-        env[f"MESH_BENCH_{need.upper()}"] = NEEDS[need]()
+        try:
+            env[variable(need)] = NEEDS[need]()
+        except Stop as stop:
+            if need not in OPTIONAL:
+                raise
+            say(stop.lines)
+            env[variable(need) + LACKS] = stop.short
     if not options.quick:
         wait_for_quiet()
     unshare = ["unshare", "--net", "--pid", "--fork", "--mount-proc", "--kill-child=KILL"]
@@ -86,7 +100,7 @@ def outside(script, options, needs):
         unshare.append("--map-root-user")
     command = [*unshare, sys.executable, script, *sys.argv[1:]]
     child = subprocess.Popen(command, env=env, preexec_fn=lambda: when_parent_dies(signal.SIGKILL))
-    watch = Watch(child.pid)
+    watch = Watch(child.pid, DOCKER_PROGRAMS if variable("docker") in env else ())
     try:
         status = child.wait()
     except BaseException:
@@ -113,6 +127,11 @@ def end(unshare):
 
 def install(needs):
     wanted = {key: name for key, name in PACKAGES.items() if "client" in needs or key not in CLIENT_PACKAGES}
+    install_packages(wanted)
+
+
+def install_packages(wanted):
+    """Debian packages, by what must be there: a command or a file."""
     missing = [name for need, name in wanted.items() if not (shutil.which(need) or os.path.exists(need))]
     if not missing:
         return
@@ -137,17 +156,70 @@ def build_own(name):
     return os.path.join(target, "release", f"mesh-bench-{name}")
 
 
-def install_libtorrent():
-    """A Python that has libtorrent."""
-    venv = os.path.join(target_dir(), "bench-libtorrent")
+def install_python(name, package, module):
+    """A Python of its own that has a package from PyPI."""
+    venv = os.path.join(target_dir(), f"bench-{name}")
     python = os.path.join(venv, "bin", "python")
-    asked = [python, "-c", "import libtorrent"]
+    asked = [python, "-c", f"import {module}"]
     if not os.path.exists(python) or subprocess.run(asked, stderr=subprocess.DEVNULL).returncode != 0:
-        commands = [[sys.executable, "-m", "venv", venv], [python, "-m", "pip", "install", "--quiet", LIBTORRENT]]
+        say(f"installing from PyPI: {package}")
+        commands = [[sys.executable, "-m", "venv", venv], [python, "-m", "pip", "install", "--quiet", package]]
         for command in commands:
-            if subprocess.run(command).returncode != 0:
-                raise Stop("could not install libtorrent", "see above", " ".join(command))
+            # What it prints is no part of a report.
+            if subprocess.run(command, stdout=sys.stderr).returncode != 0:
+                raise Stop(f"could not install {name}", "see above", " ".join(command))
     return python
+
+
+def install_slurm():
+    if os.geteuid() != 0:
+        name = os.path.basename(sys.argv[0])
+        raise Stop("Slurm cannot be started", "its daemons want to be root", f"sudo bench/run {name}")
+    install_packages(SLURM_PACKAGES)
+    return shutil.which("srun")
+
+
+def import_image():
+    """A small image in the Docker of this machine, which lies outside of the sandbox; gone when this process ends."""
+    install_packages({"busybox": "busybox-static"})
+    image = f"mesh-bench-{os.getpid()}"
+    networks = docker("network", "ls", "--format", "{{.Name}}").split()
+    # Mesh makes one for its containers; whoever had it before keeps it.
+    atexit.register(forget_image, image, None if "mesh" in networks else "mesh")
+    files = io.BytesIO()
+    with tarfile.open(fileobj=files, mode="w") as tar:
+        tar.add(os.path.realpath(shutil.which("busybox")), "bin/busybox")
+        for name in ("echo", "sh"):
+            link = tarfile.TarInfo(f"bin/{name}")
+            link.type, link.linkname = tarfile.SYMTYPE, "busybox"
+            tar.addfile(link)
+    docker("import", "-", image, given=files.getvalue())
+    docker("run", "--rm", "--pull", "never", image, "echo", "it works")
+    return image
+
+
+def forget_image(image, network):
+    left = docker("ps", "--all", "--quiet", "--filter", f"ancestor={image}", check=False).split()
+    if left:
+        docker("rm", "--force", *left, check=False)
+    docker("rmi", "--force", image, check=False)
+    if network:
+        # Refused while others are on it.
+        docker("network", "rm", network, check=False)
+
+
+def docker(*words, given=None, check=True):
+    """Runs a command of Docker's to its end, and returns what it printed."""
+    what = f"docker {words[0]}"
+    try:
+        done = subprocess.run(["docker", *words], input=given, capture_output=True, timeout=120)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        if check:
+            raise Stop(f"{what} did not run", str(error), "is Docker installed, and does it run?") from None
+        return ""
+    if check and done.returncode != 0:
+        raise Stop(f"{what} ended with {done.returncode}", done.stderr.decode().strip(), "does Docker run? docker info")
+    return done.stdout.decode()
 
 
 def build_mesh():
@@ -163,12 +235,22 @@ def cargo(*words):
         raise Stop("a build failed", "see above", "cargo " + " ".join(words))
 
 
-# What a benchmark may need besides mesh, and how to get it. Its path is in MESH_BENCH_NAME.
+# What a benchmark may need besides mesh, and how to get it. Its path (an image's name) is in MESH_BENCH_NAME.
 NEEDS = {
     "client": lambda: build_own("client"),
     "peers": lambda: build_own("peers"),
-    "libtorrent": install_libtorrent,
+    "libtorrent": lambda: install_python("libtorrent", LIBTORRENT, "libtorrent"),
+    "slurm": install_slurm,
+    "ray": lambda: install_python("ray", RAY, "ray"),
+    "docker": import_image,
 }
+# Without these the rest is measured. Why one is not there is in MESH_BENCH_NAME_LACKS.
+OPTIONAL = ("slurm", "ray", "docker")
+LACKS = "_LACKS"
+
+
+def variable(need):
+    return f"MESH_BENCH_{need.upper()}"
 
 
 def wait_for_quiet(limit=300):
@@ -191,13 +273,14 @@ def children_of(pid):
 class Watch:
     """Samples all processes that are not ours, and remembers the loud ones by name."""
 
-    def __init__(self, own):
-        self.own, self.seconds, self.done = own, {}, threading.Event()
+    def __init__(self, own, helpers=()):
+        """`helpers` are names of programs that work for us outside of our tree, with all their children."""
+        self.own, self.helpers, self.seconds, self.done = own, helpers, {}, threading.Event()
         self.thread = threading.Thread(target=self.run, daemon=True)
         self.thread.start()
 
     @staticmethod
-    def sample(own):
+    def sample(own, helpers=()):
         """CPU seconds of every process outside the tree of `own` and outside this one, by (pid, name)."""
         # The kernel's own threads (children of 2) work for whoever writes and sends: for us.
         ours, stats = {os.getpid(), own, 2}, {}
@@ -209,6 +292,7 @@ class Watch:
                 continue
             words = tail.split()
             stats[int(pid)] = (head.split("(", 1)[1], int(words[1]), (int(words[11]) + int(words[12])) / TICKS)
+        ours |= {pid for pid, (name, _, _) in stats.items() if name in helpers}
         grew = True
         while grew:
             more = {pid for pid, (_, parent, _) in stats.items() if parent in ours} - ours
@@ -223,9 +307,9 @@ class Watch:
         return {key[1] for key, cpu in now.items() if cpu - before.get(key, 0.0) > LOUD * seconds and key in before}
 
     def run(self):
-        before, moment = self.sample(self.own), time.monotonic()
+        before, moment = self.sample(self.own, self.helpers), time.monotonic()
         while not self.done.wait(1):
-            now, later = self.sample(self.own), time.monotonic()
+            now, later = self.sample(self.own, self.helpers), time.monotonic()
             for key, cpu in now.items():
                 used = cpu - before.get(key, 0.0)
                 # One that is new may have worked before: it counts by what one sample can hold.
@@ -254,9 +338,11 @@ class Run:
         self.quick, self.json = options.quick, options.json
         self.dir = os.environ.get("TMPDIR") or "/tmp"
         self.mesh = os.environ["MESH_BIN"]
-        self.client_binary = os.environ.get("MESH_BENCH_CLIENT")
-        self.peers_binary = os.environ.get("MESH_BENCH_PEERS")
-        self.libtorrent_python = os.environ.get("MESH_BENCH_LIBTORRENT")
+        self.client_binary = os.environ.get(variable("client"))
+        self.peers_binary = os.environ.get(variable("peers"))
+        self.libtorrent_python = os.environ.get(variable("libtorrent"))
+        self.ray_python = os.environ.get(variable("ray"))
+        self.image = os.environ.get(variable("docker"))
         self.goals = read_goals(script)
 
     def client(self, *words):
@@ -292,6 +378,14 @@ class Run:
     def line(self, text):
         if not self.json:
             print(text, flush=True)
+
+    def lacks(self, need):
+        """Why something that may be missing is; None if it is there."""
+        return os.environ.get(variable(need) + LACKS)
+
+    def skipped(self, what, why):
+        text = f"SKIPPED: {what}: {' '.join(why.split())}"
+        print(text, file=sys.stderr if self.json else sys.stdout, flush=True)
 
     def goal(self, name, got, n, peer, limit=None):
         """States whether a goal was met. A name without a goal in the header has no bound."""

@@ -58,7 +58,7 @@ fn the_doctor_names_the_member_whom_udp_does_not_reach() {
 }
 
 #[test]
-fn the_doctor_says_of_a_dead_member_that_it_does_not_answer_at_all() {
+fn the_doctor_says_at_once_of_a_dead_member_that_it_gives_no_answer() {
     let mut fleet = Plan::loopback(3).found().unwrap();
     let leader = fleet.leader().unwrap();
     let (here, there) = ((leader + 1) % 3, (leader + 2) % 3);
@@ -66,8 +66,11 @@ fn the_doctor_says_of_a_dead_member_that_it_does_not_answer_at_all() {
 
     fleet.hosts[there].kill().unwrap();
     let (host, other) = (&fleet.hosts[here], &fleet.hosts[there]);
+    // The connection with it still stands.
+    let first = finding(host, other).unwrap();
+    assert_ne!(first["state"], "ok", "{first}");
     let found = until_found(host, other, "member", "look");
     let message = found["message"].as_str().unwrap();
-    assert!(message.contains("does not answer at all"), "{found}");
+    assert!(message.contains("gives no answer, neither by UDP nor by TCP"), "{found}");
     assert!(!message.contains("UDP to it is blocked"), "{found}");
 }

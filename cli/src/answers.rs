@@ -8,23 +8,28 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 mod data;
+mod jobs;
 pub(crate) use data::{
-    Change, Dataset, Diff, Holder, Pulled, Pushed, Removed, Tagged, Usage, Verified,
+    Change, Dataset, Diff, Holder, Pulled, Pushed, Removed, Reshared, Tagged, Usage, Verified,
 };
+pub(crate) use jobs::{Explained, Job, LogLine, Outlook, Task, called};
 
 /// A node or party by id and name.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(crate) struct Who {
     /// Its id.
-    #[serde(deserialize_with = "or_nothing")]
+    #[serde(deserialize_with = "or_default")]
     pub(crate) id: String,
     /// Its name; empty while nobody has told it.
-    #[serde(deserialize_with = "or_nothing")]
+    #[serde(deserialize_with = "or_default")]
     pub(crate) name: String,
 }
 
-fn or_nothing<'de, D: serde::Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+/// Null is the same as missing.
+fn or_default<'de, D: serde::Deserializer<'de>, T: Default + Deserialize<'de>>(
+    from: D,
+) -> Result<T, D::Error> {
     Ok(Option::deserialize(from)?.unwrap_or_default())
 }
 
@@ -210,6 +215,15 @@ pub(crate) struct Link {
     pub(crate) address: String,
     pub(crate) rtt_ms: Option<f64>,
     pub(crate) path: Option<String>,
+}
+
+/// One of `/v1/reach`: whether a member answered a moment ago.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Reach {
+    #[serde(deserialize_with = "who")]
+    pub(crate) node: Who,
+    pub(crate) answers: bool,
 }
 
 /// One of `/v1/config`.

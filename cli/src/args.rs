@@ -7,9 +7,10 @@ use clap::error::{ContextKind, ErrorKind};
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::commands::{
-    Ending, completions, config, data, demo, doctor, down, init, join, leave, node, nodes, party,
-    recover, request, service, status, ticket, up,
+    Ending, completions, config, data, demo, doctor, down, explain, init, job, jobs, join, leave,
+    logs, node, nodes, party, recover, request, service, status, stop, submit, ticket, up, wait,
 };
+use crate::commands::{cp, exec, image, port, run};
 use crate::report::{Code, Report};
 use crate::value;
 
@@ -25,19 +26,19 @@ Examples:
   mesh join mesh1-…               every other machine
   mesh nodes -w                   who is there, live
   mesh data push ./mnist          a dataset that every machine can pull
+  mesh submit job.toml            run something, wherever there is room for it
   mesh doctor                     what is wrong, and what to do about it
   mesh help ticket                more about one command
+  mesh help job.toml              everything that can stand in a job.toml
 
 A mistake is explained in three lines (error, cause, try) on standard error, or with --json as one
 object on standard output. Exit codes: 0 done, 1 refused or failed, 2 not a command, 3 no node or
-leader to ask, 5 other parties have not agreed, 124 out of time, 130 Ctrl-C.
+leader to ask, 4 no node can run it, 5 other parties have not agreed, 124 out of time, 130 Ctrl-C.
 
 The node's directory is --dir, or MESH_DIR, or /var/lib/mesh for root, or ~/.local/state/mesh.";
 
-/// Commands that the documents speak of and this version does not have. A test keeps this list
-/// apart from the commands that exist.
-const TO_COME: [&str; 10] =
-    ["submit", "plan", "jobs", "logs", "stop", "wait", "explain", "exec", "cp", "port"];
+/// What `mesh help` knows beside commands.
+const JOB_TOML: &str = "job.toml";
 
 /// Turns machines into one training fleet with no master.
 #[derive(Debug, Parser)]
@@ -103,6 +104,30 @@ pub(crate) enum Command {
     /// Datasets: push, pull, ls, show, log, diff, tag, share, unshare, pin, rm, verify, du
     #[command(subcommand, after_help = data::EXAMPLES)]
     Data(data::Verb),
+    /// Run a job: submit it, and see it to its end
+    #[command(after_help = submit::EXAMPLES)]
+    Submit(submit::Submit),
+    /// What would come of a job, without submitting it
+    #[command(after_help = submit::PLAN_EXAMPLES)]
+    Plan(submit::Plan),
+    /// What waits and runs
+    #[command(after_help = jobs::EXAMPLES)]
+    Jobs(jobs::Jobs),
+    /// One job: show, rm, retry; and new, a job.toml to start from
+    #[command(subcommand, after_help = job::EXAMPLES)]
+    Job(job::Verb),
+    /// What a job's tasks printed
+    #[command(after_help = logs::EXAMPLES)]
+    Logs(logs::Logs),
+    /// Ask for the end of jobs
+    #[command(after_help = stop::EXAMPLES)]
+    Stop(stop::Stop),
+    /// Wait until jobs are over
+    #[command(after_help = wait::EXAMPLES)]
+    Wait(wait::Wait),
+    /// Why a job is where it is, or nowhere
+    #[command(after_help = explain::EXAMPLES)]
+    Explain(explain::Explain),
     /// Tickets that let machines join: new, ls, revoke
     #[command(subcommand, after_help = ticket::EXAMPLES)]
     Ticket(ticket::Verb),
@@ -141,6 +166,21 @@ pub(crate) enum Command {
     /// See a whole mesh on this machine lose its leader and go on
     #[command(after_help = demo::EXAMPLES)]
     Demo,
+    /// Run a further command in a task
+    #[command(after_help = exec::EXAMPLES)]
+    Exec(exec::Exec),
+    /// Copy files out of a task, or into it
+    #[command(after_help = cp::EXAMPLES)]
+    Cp(cp::Cp),
+    /// Reach a port of a task from this machine
+    #[command(after_help = port::EXAMPLES)]
+    Port(port::Port),
+    /// A shell or a command somewhere in the mesh, for as long as somebody looks
+    #[command(after_help = run::EXAMPLES)]
+    Run(run::Run),
+    /// Container images in the mesh: push, ls, rm
+    #[command(subcommand, after_help = image::EXAMPLES)]
+    Image(image::Verb),
     /// Print a script that lets your shell complete mesh's commands
     #[command(after_help = completions::EXAMPLES)]
     Completions {
@@ -156,6 +196,15 @@ impl Command {
             Self::Nodes(nodes) if nodes.watch => Ending::Followed,
             Self::Node(node::Verb::Logs(logs)) if logs.follow => Ending::Followed,
             Self::Data(verb) if verb.moves_data() => Ending::Resumes,
+            Self::Submit(_) | Self::Job(job::Verb::Retry { .. }) => Ending::Own,
+            // The job goes on whether somebody looks or not.
+            Self::Jobs(jobs) if jobs.watch => Ending::Followed,
+            Self::Logs(logs) if logs.follow => Ending::Followed,
+            Self::Stop(stop) if stop.wait => Ending::Followed,
+            Self::Wait(_) => Ending::Followed,
+            Self::Image(verb) if verb.moves_data() => Ending::Resumes,
+            Self::Port(_) => Ending::Followed,
+            Self::Exec(_) | Self::Run(_) => Ending::Own,
             _ => Ending::Broken,
         }
     }
@@ -164,6 +213,11 @@ impl Command {
 /// Whether the line asks for JSON, parsed or not. What follows `--` is somebody else's.
 pub(crate) fn wants_json(words: &[OsString]) -> bool {
     words.iter().skip(1).take_while(|word| *word != "--").any(|word| word == "--json")
+}
+
+/// Whether the line is `mesh help job.toml`, which is no command that clap could know.
+pub(crate) fn asks_about_job_toml(words: &[OsString]) -> bool {
+    typed(words).filter(|word| !word.starts_with('-')).eq(["help", JOB_TOML])
 }
 
 /// Says what is wrong with a line that is not a command.
@@ -186,11 +240,10 @@ pub(crate) fn explain(error: &clap::Error, words: &[OsString]) -> Report {
     let (message, cause, hint) = match error.kind() {
         ErrorKind::InvalidSubcommand => {
             let word = said(ContextKind::InvalidSubcommand).unwrap_or_default();
-            let hint = if path == "mesh" && TO_COME.contains(&word.as_str()) {
-                Some(format!("mesh {VERSION} cannot do this yet; README.md says what it can do"))
-            } else {
-                said(ContextKind::SuggestedSubcommand).map(|near| format!("{path} {near}"))
-            };
+            // Of several, the last one is the nearest.
+            let near = said(ContextKind::SuggestedSubcommand);
+            let near = near.and_then(|near| near.rsplit(", ").next().map(str::to_owned));
+            let hint = near.map(|near| format!("{path} {near}"));
             let cause = match path.as_str() {
                 "mesh" => format!("mesh {VERSION} has these: {}", known.join(", ")),
                 path => format!("{path} takes one of {}", known.join(", ")),
@@ -285,13 +338,6 @@ mod tests {
         Args::command().debug_assert();
     }
 
-    #[test]
-    fn no_command_both_exists_and_is_yet_to_come() {
-        for name in beneath(std::iter::empty()).1 {
-            assert!(!TO_COME.contains(&name.as_str()), "{name} exists: take it off the list");
-        }
-    }
-
     fn words(line: &str) -> Vec<OsString> {
         line.split(' ').map(OsString::from).collect()
     }
@@ -305,11 +351,21 @@ mod tests {
             ("mesh --dir data ticket ls", "mesh ticket ls --help"),
             ("mesh --dir=data ticket ls", "mesh ticket ls --help"),
             ("mesh data --dir ls push", "mesh data push --help"),
-            ("mesh exec gpu-1 -- ticket", "mesh --help"),
+            ("mesh exec gpu-1 -- ticket", "mesh exec --help"),
             ("mesh -- ticket", "mesh --help"),
             ("mesh", "mesh --help"),
         ] {
             assert_eq!(help_on(&words(line)), help, "{line}");
+        }
+    }
+
+    #[test]
+    fn help_on_the_file_is_not_help_on_a_command() {
+        assert!(asks_about_job_toml(&words("mesh help job.toml")));
+        assert!(asks_about_job_toml(&words("mesh --json help job.toml")));
+        for line in ["mesh help", "mesh help job", "mesh job.toml", "mesh help job.toml x", "mesh"]
+        {
+            assert!(!asks_about_job_toml(&words(line)), "{line}");
         }
     }
 

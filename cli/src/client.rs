@@ -11,14 +11,17 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
-use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST};
+use hyper::header::{AUTHORIZATION, CONNECTION, CONTENT_TYPE, HOST, UPGRADE};
+use hyper::http::request::Builder;
+use hyper::upgrade::Upgraded;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use mesh_node::work::stream::frame::PROTOCOL;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::context::Place;
 use crate::report::{Code, Report};
@@ -27,8 +30,12 @@ use crate::report::{Code, Report};
 const PATIENCE: Duration = Duration::from_secs(30);
 /// The largest answer that is read: some thousands of nodes fit many times over.
 const MAX_ANSWER: usize = 64 << 20;
-/// The longest line of a stream.
-const MAX_LINE: usize = 1 << 20;
+/// The longest line of a stream: a job with its thousand tasks fits.
+const MAX_LINE: usize = 4 << 20;
+/// How long a node that has broken off may take to come back: it may be starting again.
+const COMES_BACK: Duration = Duration::from_secs(30);
+/// How soon it is asked again.
+const AGAIN: Duration = Duration::from_millis(250);
 /// The longest path that fits the address of a Unix socket.
 const MAX_SOCKET_PATH: usize = 107;
 /// Where the HTTP API listens if a URL names no port.
@@ -111,18 +118,56 @@ impl Api {
         self.ask(Method::DELETE, path, None).await
     }
 
+    /// Does something that may be asked for twice. If no answer comes because the connection breaks, the same is
+    /// asked again: the node may be starting anew.
+    pub(crate) async fn post_surely(
+        &self,
+        path: &str,
+        body: Value,
+        patience: Duration,
+    ) -> Result<Answer, Report> {
+        let begun = Instant::now();
+        // When no answer came for the first time, and why.
+        let mut broke: Option<(Instant, Report)> = None;
+        loop {
+            let left = patience.saturating_sub(begun.elapsed());
+            let asked = timeout(left, self.once(Method::POST, path, Some(body.clone()))).await;
+            let report = match asked {
+                Ok(Ok(answer)) => return answer,
+                Ok(Err(report)) => report,
+                Err(_) => return Err(late(patience)),
+            };
+            match broke {
+                // Where nobody was there from the beginning, nobody is on the way back.
+                None if report.code == Code::NoNode => return Err(report),
+                None => broke = Some((Instant::now(), report)),
+                // That nobody is there now does not mean that nobody has heard it.
+                Some((since, first)) if since.elapsed() >= COMES_BACK => return Err(first),
+                Some(_) => {}
+            }
+            sleep(AGAIN).await;
+        }
+    }
+
     async fn ask(&self, method: Method, path: &str, body: Option<Value>) -> Result<Answer, Report> {
-        let asked = async {
-            let response = self.send(method, path, body).await?;
-            let status = response.status();
-            let body = Limited::new(response.into_body(), MAX_ANSWER).collect().await;
-            let body = body.map_err(|error| broken(error.to_string()))?.to_bytes();
-            understand(status, path, &body)
-        };
-        timeout(PATIENCE, asked).await.unwrap_or_else(|_| {
-            let cause = format!("the node said nothing for {} s", PATIENCE.as_secs());
-            Err(Report::new(Code::Timeout, "no answer came in time", cause, "mesh doctor"))
-        })
+        match timeout(PATIENCE, self.once(method, path, body)).await {
+            Ok(answer) => answer?,
+            Err(_) => Err(late(PATIENCE)),
+        }
+    }
+
+    /// Asks once. The outer error is that no answer came, the inner one that the answer is no.
+    async fn once(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<Value>,
+    ) -> Result<Result<Answer, Report>, Report> {
+        let response = self.send(method, path, body).await?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), MAX_ANSWER).collect().await;
+        let body = body.map_err(|error| broken(error.to_string()))?.to_bytes();
+        Ok(understand(status, path, &body))
     }
 
     /// Reads what has no end: one line after another.
@@ -162,7 +207,25 @@ impl Api {
                 .err()
                 .unwrap_or_else(|| broken("an empty refusal")));
         }
-        Ok(Lines { body: response.into_body(), waiting: Vec::new(), done: false })
+        Ok(Lines { body: response.into_body(), waiting: Vec::new(), next: 0, done: false })
+    }
+
+    /// Opens a stream of frames in both directions. Dropped, it ends on the other side, too.
+    pub(crate) async fn upgrade(&self, path: &str) -> Result<TokioIo<Upgraded>, Report> {
+        let request = Request::builder().method(Method::GET).uri(path);
+        let request = request.header(CONNECTION, "upgrade").header(UPGRADE, PROTOCOL);
+        let asked = async {
+            let response = self.dispatch(request, None).await?;
+            let status = response.status();
+            if status == StatusCode::SWITCHING_PROTOCOLS {
+                let upgraded = hyper::upgrade::on(response).await;
+                return Ok(TokioIo::new(upgraded.map_err(|error| broken(error.to_string()))?));
+            }
+            let body = Limited::new(response.into_body(), MAX_LINE).collect().await;
+            let body = body.map_err(|error| broken(error.to_string()))?.to_bytes();
+            Err(understand(status, path, &body).err().unwrap_or_else(|| broken("it is no stream")))
+        };
+        timeout(PATIENCE, asked).await.unwrap_or_else(|_| Err(late(PATIENCE)))
     }
 
     async fn send(
@@ -171,7 +234,14 @@ impl Api {
         path: &str,
         body: Option<Value>,
     ) -> Result<Response<Incoming>, Report> {
-        let mut request = Request::builder().method(method).uri(path);
+        self.dispatch(Request::builder().method(method).uri(path), body).await
+    }
+
+    async fn dispatch(
+        &self,
+        mut request: Builder,
+        body: Option<Value>,
+    ) -> Result<Response<Incoming>, Report> {
         if body.is_some() {
             request = request.header(CONTENT_TYPE, "application/json");
         }
@@ -198,6 +268,8 @@ impl Api {
                 // A node takes no name that a name server could have made up: it is asked by its address. Without
                 // the scope of a link, which means something on this machine alone.
                 let at = std::net::SocketAddr::new(at.ip(), at.port());
+                // A key that somebody types does not wait for the next.
+                let _ = stream.set_nodelay(true);
                 request = request.header(HOST, at.to_string());
                 if let Some(token) = token {
                     request = request.header(AUTHORIZATION, format!("Bearer {token}"));
@@ -251,7 +323,7 @@ where
         .await
         .map_err(|error| broken(error.to_string()))?;
     // Its errors come out of the request, too.
-    tokio::spawn(connection);
+    tokio::spawn(connection.with_upgrades());
     sender.send_request(request).await.map_err(|error| broken(error.to_string()))
 }
 
@@ -289,6 +361,11 @@ fn no_node(place: &Place, error: &io::Error) -> Report {
             format!("a key that left may not come back, and {dir} can be deleted"),
             "join from a new directory: mesh join TICKET --dir DIR".into(),
         ),
+        Ok(_) if place.was_removed() => (
+            format!("no node is running in {dir}"),
+            "the node in it was removed from its mesh, as it was told when it last ran".into(),
+            "join from a new directory: mesh join TICKET --dir DIR".into(),
+        ),
         Ok(_) => (
             format!("no node is running in {dir}"),
             format!("nothing answers on {}", place.socket().display()),
@@ -296,6 +373,12 @@ fn no_node(place: &Place, error: &io::Error) -> Report {
         ),
     };
     Report::new(Code::NoNode, message, cause, hint)
+}
+
+/// The node took the question, and then nothing came.
+fn late(patience: Duration) -> Report {
+    let cause = format!("the node said nothing for {} s", patience.as_secs());
+    Report::new(Code::Timeout, "no answer came in time", cause, "mesh doctor")
 }
 
 /// The connection broke, or what came is not HTTP.
@@ -409,26 +492,35 @@ fn fits<T: DeserializeOwned>(value: &Value) -> Result<T, Report> {
 #[derive(Debug)]
 pub(crate) struct Lines {
     body: Incoming,
-    /// What came and is not yet a whole line: at most `MAX_LINE` and one frame.
+    /// What came: lines that were handed out already, and from `next` on at most `MAX_LINE` and one frame.
     waiting: Vec<u8>,
+    /// Where the next line begins.
+    next: usize,
     done: bool,
 }
 
 impl Lines {
-    /// The next line without its end; `None` when there are no more.
+    /// The next line without its end; `None` when there are no more. Nothing is lost if it is not waited for to
+    /// the end.
     pub(crate) async fn next(&mut self) -> Result<Option<String>, Report> {
         loop {
-            if let Some(end) = self.waiting.iter().position(|byte| *byte == b'\n') {
-                let line: Vec<u8> = self.waiting.drain(..=end).collect();
-                return Ok(Some(String::from_utf8_lossy(&line[..end]).into_owned()));
+            let rest = &self.waiting[self.next..];
+            if let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+                let line = String::from_utf8_lossy(&rest[..end]).into_owned();
+                self.next += end + 1;
+                return Ok(Some(line));
             }
             if self.done {
-                let rest = std::mem::take(&mut self.waiting);
-                return Ok((!rest.is_empty()).then(|| String::from_utf8_lossy(&rest).into_owned()));
+                let line = String::from_utf8_lossy(rest).into_owned();
+                self.next = self.waiting.len();
+                return Ok((!line.is_empty()).then_some(line));
             }
-            if self.waiting.len() > MAX_LINE {
+            if rest.len() > MAX_LINE {
                 return Err(broken("a line has no end"));
             }
+            // All at once: to drop line by line would move the rest of a large frame as often as it has lines.
+            self.waiting.drain(..self.next);
+            self.next = 0;
             match self.body.frame().await {
                 Some(Ok(frame)) => self.waiting.extend(frame.into_data().unwrap_or_default()),
                 Some(Err(error)) => return Err(broken(error.to_string())),

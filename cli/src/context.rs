@@ -90,6 +90,11 @@ impl Place {
         matches!(membership, Ok(Some(own)) if own.left)
     }
 
+    /// Whether the node that was made here was removed from its mesh, as far as it knew when it last ran.
+    pub(crate) fn was_removed(&self) -> bool {
+        mesh_node::dir::Dir::at(&self.dir).was_removed()
+    }
+
     /// `mesh WORDS`, with the directory if it has to be named.
     pub(crate) fn command(&self, words: &str) -> String {
         if self.named {
@@ -128,6 +133,11 @@ impl Context {
     /// Whether another machine's node is meant, whose directory cannot be seen from here.
     pub(crate) fn is_remote(&self) -> bool {
         self.api.is_some()
+    }
+
+    /// `mesh WORDS`, as it has to be typed to ask the same node.
+    pub(crate) fn command(&self, words: &str) -> String {
+        if self.is_remote() { format!("mesh {words}") } else { self.place.command(words) }
     }
 
     /// Refuses what only makes sense on the node's own machine.

@@ -5,12 +5,14 @@
 //!
 //! | read | for |
 //! |---|---|
-//! | [`args`], [`value`] | what can be typed |
+//! | [`args`], [`value`], [`task`] | what can be typed |
 //! | [`context`] | which node is meant, how to answer, whether to ask |
 //! | [`client`], [`answers`] | asking a node, and what it says |
 //! | [`background`] | starting a node behind a command, and stopping it |
 //! | [`commands`] | one file per command |
-//! | [`report`], [`view`], [`screen`] | errors as three lines; tables; live screens |
+//! | [`follow`] | a job, from its submission to its end |
+//! | [`report`], [`view`] | errors as three lines; tables |
+//! | [`live`], [`screen`] | what is shown again and again; the terminal's second page |
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -29,14 +31,23 @@ mod background;
 mod client;
 mod commands;
 mod context;
+mod follow;
+mod live;
 mod making;
 mod report;
 mod screen;
+mod task;
 mod value;
 mod view;
 
 fn main() -> ExitCode {
     let words: Vec<OsString> = std::env::args_os().collect();
+    // Not a command for people, and before anything else is done: it stands between a task and its first line.
+    if let [_, word, rest @ ..] = &words[..]
+        && word == "shim"
+    {
+        return mesh_node::executor::shim::main(rest);
+    }
     // Asked before parsing, so that a line which cannot be parsed still gets its error as JSON.
     let json = args::wants_json(&words);
     match run(&words, json) {
@@ -46,6 +57,9 @@ fn main() -> ExitCode {
 }
 
 fn run(words: &[OsString], json: bool) -> Outcome {
+    if args::asks_about_job_toml(words) {
+        return commands::job::help(json);
+    }
     let args = match Args::try_parse_from(words) {
         Ok(args) => args,
         Err(answer) => return on_no_command(&answer, words, json),

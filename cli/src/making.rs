@@ -59,6 +59,11 @@ pub(crate) fn lost_key(place: &Place) -> Option<Report> {
     }
 }
 
+/// Whether a process runs the node of a directory.
+pub(crate) fn is_running(place: &Place) -> bool {
+    matches!(Dir::at(&place.dir).lock(), Err(DirError::Running(_)))
+}
+
 /// Shows the ticket to a member, and makes the directory once it is admitted. Starts nothing.
 pub(crate) async fn admitted(
     place: &Place,
@@ -373,6 +378,12 @@ fn ended(place: &Place, error: RunError) -> Report {
             Code::Refused,
             "this node has left its mesh",
             "a key that left may not come back",
+            "join from a new directory: mesh join TICKET --dir DIR",
+        ),
+        RunError::Removed => Report::new(
+            Code::Refused,
+            "this node was removed from its mesh",
+            "its own state says so, and a key that was removed stays out",
             "join from a new directory: mesh join TICKET --dir DIR",
         ),
         RunError::Bind(BindError::InUse { address }) => taken(address, "udp", LISTEN),

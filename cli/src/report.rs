@@ -6,6 +6,9 @@
 //! try:   mesh explain llama-7b
 //! ```
 //!
+//! Where a file has a mistake in it, the cause is the message once more with the line and a caret beneath, and is
+//! shown instead of both.
+//!
 //! With `--json` the same stands on standard output as `{"schema":1,"error":{code,message,cause,try}}`.
 
 use std::io::{self, Write};
@@ -13,7 +16,7 @@ use std::process::ExitCode;
 
 use serde_json::{Value, json};
 
-use crate::view::clean;
+use crate::view::{clean, clean_lines};
 
 /// What a command comes to.
 pub(crate) type Outcome = Result<ExitCode, Report>;
@@ -100,7 +103,7 @@ impl Code {
     }
 }
 
-/// A failure, ready to be shown. Each text is one line without a final stop.
+/// A failure, ready to be shown. Each text is one line without a final stop, but for a cause that shows a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Report {
     /// What kind.
@@ -150,7 +153,16 @@ impl Report {
         // A part of it may have come from a peer or a log: it must not move the cursor.
         let [message, cause, hint] =
             [&self.message, &self.cause, &self.hint].map(|text| clean(text));
+        if self.shows_a_file() {
+            return format!("error: {}\ntry:   {hint}\n", clean_lines(&self.cause));
+        }
         format!("error: {message}\ncause: {cause}\ntry:   {hint}\n")
+    }
+
+    /// Whether the cause is the message, with a part of a file beneath.
+    fn shows_a_file(&self) -> bool {
+        let beneath = self.cause.strip_prefix(&self.message);
+        !self.message.is_empty() && beneath.is_some_and(|rest| rest.starts_with('\n'))
     }
 
     fn json(&self) -> Value {
@@ -189,6 +201,18 @@ mod tests {
     fn what_a_peer_said_cannot_break_the_lines_or_move_the_cursor() {
         let report = Report::new(Code::Refused, "a\nb", "\x1b[2Jc", "d\r");
         assert_eq!(report.text(), "error: a b\ncause: [2Jc\ntry:   d\n");
+    }
+
+    #[test]
+    fn a_mistake_in_a_file_is_shown_where_it_is() {
+        let cause = "no key `x`\n --> a.toml:3:2\n  |\n3 | [x]\x1b[2J\n  |  ^ did you mean `y`?";
+        let report = Report::new(Code::Failed, "no key `x`", cause, "mesh help job.toml");
+        assert_eq!(
+            report.text(),
+            "error: no key `x`\n --> a.toml:3:2\n  |\n3 | [x][2J\n  |  ^ did you mean `y`?\n\
+             try:   mesh help job.toml\n"
+        );
+        assert_eq!(report.json()["error"]["cause"], cause);
     }
 
     #[test]

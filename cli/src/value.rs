@@ -1,4 +1,4 @@
-//! What is typed as a value: durations, sizes, names, datasets, addresses, labels.
+//! What is typed as a value: durations, sizes, names, jobs, parameters, datasets, addresses, labels.
 //!
 //! Each parser takes one word and says in its error what it would have taken. The rules are those of
 //! the conventions; whether a name is free or a node exists is for the node to say.
@@ -116,11 +116,38 @@ pub(crate) fn request(word: &str) -> Result<String, ValueError> {
     plain(word).map_or_else(|| wanted("it takes the id of a request (see mesh request ls)"), Ok)
 }
 
+/// A job: its name, its id, or the beginning of its id. Safe as a part of a path.
+pub(crate) fn job(word: &str) -> Result<String, ValueError> {
+    let rule = "it takes a name, an id, or the first four or more characters of an id \
+                (see mesh jobs --all)";
+    plain(word).map_or_else(|| wanted(rule), Ok)
+}
+
 /// What may be a name or an id, in small letters.
 fn plain(word: &str) -> Option<String> {
     let lower = word.to_ascii_lowercase();
     let first = lower.chars().next().is_some_and(|c| c.is_ascii_alphanumeric());
     (first && lower.chars().all(in_name) && lower.len() <= REFERENCE_MAX).then_some(lower)
+}
+
+/// Another value of a parameter: `lr=0.1`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Param {
+    /// Which one.
+    pub(crate) name: String,
+    /// Anything, nothing included.
+    pub(crate) value: String,
+}
+
+impl FromStr for Param {
+    type Err = ValueError;
+
+    fn from_str(word: &str) -> Result<Self, ValueError> {
+        match word.split_once('=').map(|(key, value)| (name(key), value)) {
+            Some((Ok(name), value)) => Ok(Self { name, value: value.to_owned() }),
+            _ => wanted("it takes a parameter of the job.toml and its value, as in lr=0.1"),
+        }
+    }
 }
 
 /// A dataset: `[party/]name[@N|:tag]`. Each part is plain enough to stand in a query as it is.
@@ -363,8 +390,20 @@ mod tests {
             (reference(""), "mesh nodes"),
             (ticket_id("../x"), "mesh ticket ls"),
             (request("a/b"), "mesh request ls"),
+            (job("a/b"), "mesh jobs --all"),
         ] {
             assert!(said.as_ref().is_err_and(|error| error.0.contains(list)), "{said:?}");
+        }
+    }
+
+    #[test]
+    fn a_parameter_is_a_name_and_any_value() {
+        let param = |word: &str| word.parse::<Param>().map(|param| (param.name, param.value));
+        assert_eq!(param("lr=0.1"), Ok(("lr".into(), "0.1".into())));
+        assert_eq!(param("opt=a=b c"), Ok(("opt".into(), "a=b c".into())));
+        assert_eq!(param("tag="), Ok(("tag".into(), String::new())));
+        for word in ["lr", "=1", "LR=1", "", "a b=1"] {
+            assert!(param(word).is_err(), "{word:?}");
         }
     }
 

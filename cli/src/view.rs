@@ -35,8 +35,26 @@ pub(crate) struct Paint(pub(crate) bool);
 impl Paint {
     /// On a terminal, unless NO_COLOR is set.
     pub(crate) fn stdout() -> Self {
-        let unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-        Self(!unwanted && std::io::stdout().is_terminal())
+        Self(std::io::stdout().is_terminal() && Self::is_wanted())
+    }
+
+    /// The same for what goes beside the answer.
+    pub(crate) fn stderr() -> Self {
+        Self(std::io::stderr().is_terminal() && Self::is_wanted())
+    }
+
+    fn is_wanted() -> bool {
+        std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+    }
+
+    /// The text in one of several colours that mean nothing but who is who.
+    pub(crate) fn mark(self, text: &str, number: u64) -> String {
+        const NUMBERS: [u8; 6] = [36, 35, 34, 33, 32, 96];
+        if !self.0 {
+            return text.to_owned();
+        }
+        let colour = NUMBERS[(number % NUMBERS.len() as u64) as usize];
+        format!("\x1b[{colour}m{text}\x1b[0m")
     }
 
     /// The text in its colour.
@@ -259,6 +277,15 @@ pub(crate) fn clean(text: &str) -> String {
     spaced.filter(|c| !c.is_control() && !is_direction(*c)).collect()
 }
 
+/// The lines as they stand, blanks before them included, without anything that a terminal would obey.
+pub(crate) fn clean_lines(text: &str) -> String {
+    let clean = |line: &str| {
+        let spaced = line.chars().map(|c| if c == '\t' { ' ' } else { c });
+        spaced.filter(|c| !c.is_control() && !is_direction(*c)).collect::<String>()
+    };
+    text.lines().map(clean).collect::<Vec<_>>().join("\n")
+}
+
 /// Characters that make a line read otherwise than it is written.
 fn is_direction(c: char) -> bool {
     matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
@@ -280,14 +307,30 @@ pub(crate) fn bytes(bytes: u64) -> String {
     }
 }
 
-/// `250 ms`, `12s`, `5m`, `3h`, `2d`: the largest unit alone.
+/// `1.5`: thousandths of a core as cores.
+pub(crate) fn cores(milli: u64) -> String {
+    let text = format!("{:.3}", milli as f64 / 1000.0);
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
+}
+
+/// `250ms`, `12s`, `5m`, `3h`, `2d`: one unit alone, to the nearest.
 pub(crate) fn span(ms: u64) -> String {
-    match ms / 1000 {
-        0 => format!("{ms}ms"),
-        s @ 1..60 => format!("{s}s"),
-        s @ 60..3600 => format!("{}m", s / 60),
-        s @ 3600..172_800 => format!("{}h", s / 3600),
-        s => format!("{}d", s / 86_400),
+    const SECOND: u64 = 1000;
+    const MINUTE: u64 = 60 * SECOND;
+    const HOUR: u64 = 60 * MINUTE;
+    const DAY: u64 = 24 * HOUR;
+    let nearest = |unit: u64| ms / unit + u64::from(ms % unit >= unit / 2);
+    // A unit is left for the next by what it would show, so that nobody reads 60s or 60m.
+    if ms < SECOND {
+        format!("{ms}ms")
+    } else if nearest(SECOND) < 60 {
+        format!("{}s", nearest(SECOND))
+    } else if nearest(MINUTE) < 60 {
+        format!("{}m", nearest(MINUTE))
+    } else if nearest(HOUR) < 48 {
+        format!("{}h", nearest(HOUR))
+    } else {
+        format!("{}d", nearest(DAY))
     }
 }
 
@@ -296,7 +339,7 @@ pub(crate) fn ago(ms: u64) -> String {
     if ms < 2000 { "now".into() } else { span(ms) }
 }
 
-/// A time of the mesh (RFC 3339) against the clock: `in 23h`, `5m ago`. As it is if it is no time.
+/// A time of the mesh (RFC 3339) against the clock: `in 24h`, `5m ago`. As it is if it is no time.
 pub(crate) fn when(time: &str, now_ms: u64) -> String {
     let Some(ms) = millis(time) else { return time.to_owned() };
     match (ms.saturating_sub(now_ms), now_ms.saturating_sub(ms)) {

@@ -10,6 +10,8 @@ mod canned;
 use canned::{mesh, mute, node, remote, remote_for};
 #[path = "commands/data.rs"]
 mod data;
+#[path = "commands/jobs.rs"]
+mod jobs;
 
 fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).expect("mesh writes UTF-8")
@@ -50,6 +52,15 @@ fn nodes() -> Value {
     ]))
 }
 
+/// The directory of a node that was made and never started.
+fn made_in(temp: &Path) -> mesh_node::dir::Dir {
+    let dir = mesh_node::dir::Dir::at(temp.join("node"));
+    let listen = vec![("127.0.0.1".parse().expect("an address"), Some(0))];
+    let choices = mesh_node::join::Choices { listen, ..Default::default() };
+    mesh_node::join::found(&dir, &choices).expect("a mesh of one");
+    dir
+}
+
 #[test]
 fn nodes_is_a_table_for_people_and_the_answer_itself_for_scripts() {
     let dir = tempfile::tempdir().unwrap();
@@ -59,7 +70,7 @@ fn nodes_is_a_table_for_people_and_the_answer_itself_for_scripts() {
         text(&output.stdout),
         "NAME      PARTY     STATE  ROLE        CPU        MEM  GPU                ADDRESS         SEEN\n\
          alpha     lab       up     leader   1.5/16  16/64 GiB  2× A100-SXM4-80GB  10.0.0.5:6374    now\n\
-         beta      lab       down   voter         -          -  -                  10.0.0.6:6374     1m\n\
+         beta      lab       down   voter         -          -  -                  10.0.0.6:6374     2m\n\
          gamma[2J  clinic-b  up     watcher   0.0/4  0.0/8 GiB  -                  [fd00::7]:6374    4s\n"
     );
     assert_eq!(json_of(&mesh(dir.path(), "nodes --json")), nodes());
@@ -121,9 +132,22 @@ fn without_a_node_every_question_exits_3_and_says_what_to_do() {
     let empty = tempfile::tempdir().unwrap();
     let stopped = tempfile::tempdir().unwrap();
     std::fs::write(stopped.path().join("member"), "1\n").unwrap();
-    for line in
-        ["status", "nodes", "ticket new", "party ls", "request ls", "grant 1", "node show a"]
-    {
+    for line in [
+        "status",
+        "nodes",
+        "ticket new",
+        "party ls",
+        "request ls",
+        "grant 1",
+        "node show a",
+        "jobs",
+        "logs a",
+        "stop a",
+        "wait a",
+        "explain a",
+        "job show a",
+        "job retry a",
+    ] {
         for (dir, hint) in [
             (missing, "mesh init, or mesh join"),
             (empty.path(), "mesh init"),
@@ -634,8 +658,8 @@ fn the_doctor_lists_what_it_found_and_fails_if_something_is_wrong() {
         dir.path(),
         &[
             ("GET /v1/status", 200, here.clone()),
-            ("GET /v1/nodes", 200, well),
-            ("GET /v1/links", 200, links),
+            ("GET /v1/nodes", 200, well.clone()),
+            ("GET /v1/links", 200, links.clone()),
         ],
     );
     let output = mesh(dir.path(), "doctor --json --free 1MiB");
@@ -659,6 +683,29 @@ fn the_doctor_lists_what_it_found_and_fails_if_something_is_wrong() {
             "{check} is not in {answer}"
         );
     }
+
+    // The same connections, and one of those at their ends does not answer any more.
+    let dead = tempfile::tempdir().unwrap();
+    let reach = items(json!([
+        { "node": { "id": "77b0".repeat(16), "name": "beta" }, "answers": false, "took_ms": 2000.0, "why": "silence" },
+        { "node": { "id": "91cc".repeat(16), "name": "gamma" }, "answers": true, "took_ms": 0.7, "why": null },
+    ]));
+    let mut both = links.clone();
+    both["items"].as_array_mut().unwrap().push(
+        json!({ "node": { "id": "91cc".repeat(16), "name": "gamma" }, "address": "[fd00::7]:6374", "rtt_ms": 0.7 }),
+    );
+    node(
+        dead.path(),
+        &[
+            ("GET /v1/status", 200, here.clone()),
+            ("GET /v1/reach", 200, reach),
+            ("GET /v1/nodes", 200, well),
+            ("GET /v1/links", 200, both),
+        ],
+    );
+    let output = mesh(dead.path(), "doctor --free 1MiB");
+    let said = text(&output.stdout);
+    assert!(said.contains("beta is silent: no answer") && !said.contains("beta answers"), "{said}");
 
     // The same mesh, heard and not reached.
     let cut = tempfile::tempdir().unwrap();
@@ -713,6 +760,43 @@ fn a_directory_that_holds_a_node_is_not_founded_again() {
 }
 
 #[test]
+fn whoever_makes_a_node_where_there_is_one_is_told_a_way_that_leads_on() {
+    let temp = tempfile::tempdir().unwrap();
+    let dir = made_in(temp.path());
+    let hint = |line: &str| {
+        let output = mesh(dir.path(), line);
+        let hint = text(&output.stderr).lines().find(|line| line.starts_with("try:"));
+        hint.unwrap_or_else(|| panic!("{line}: {output:?}")).to_owned()
+    };
+    for line in ["init", "join mesh1-a-b-c"] {
+        // It is stopped; it runs; it was removed, and runs; it was removed.
+        let said = hint(line);
+        assert!(said.contains("mesh up starts it") && said.contains("--dir DIR"), "{said}");
+        let lock = dir.lock().unwrap();
+        let said = hint(line);
+        assert!(said.contains("mesh status") && said.contains("--dir DIR"), "{said}");
+        assert!(!said.contains("mesh up"), "it runs: {said}");
+        dir.note_removed(true).unwrap();
+        let said = hint(line);
+        assert!(said.contains("mesh down; then") && said.contains("--dir DIR"), "{said}");
+        drop(lock);
+        let said = hint(line);
+        assert!(said.contains("--dir DIR") && said.contains("delete"), "{said}");
+        assert!(!said.contains("mesh up") && !said.contains("mesh down"), "{said}");
+        let said = hint("status");
+        assert!(said.contains("--dir DIR") && !said.contains("mesh up"), "{said}");
+        dir.note_removed(false).unwrap();
+    }
+    let mut membership = dir.membership().unwrap().unwrap();
+    membership.left = true;
+    dir.keep_membership(&membership).unwrap();
+    for line in ["init", "join mesh1-a-b-c", "up", "status"] {
+        let said = hint(line);
+        assert!(said.contains("--dir DIR") && !said.contains("mesh up"), "{line}: {said}");
+    }
+}
+
+#[test]
 fn a_node_whose_key_is_gone_is_told_so_by_whatever_would_start_or_make_it() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("member"), "1\n").unwrap();
@@ -726,6 +810,22 @@ fn a_node_whose_key_is_gone_is_told_so_by_whatever_would_start_or_make_it() {
         assert!(said.contains("cannot prove who it is"), "{line}: {said}");
         assert!(hint.contains("backup") && hint.contains("mesh node rm NAME"), "{line}: {said}");
         assert!(!hint.contains("mesh init") && !hint.contains("mesh up"), "{line}: {said}");
+    }
+}
+
+#[test]
+fn an_order_that_cannot_be_applied_is_refused_before_anybody_is_asked() {
+    let temp = tempfile::tempdir().unwrap();
+    let dir = made_in(temp.path());
+    let junk = temp.path().join("junk");
+    std::fs::write(&junk, "nothing of ours\n").unwrap();
+    for (file, cause) in [("junk", "is not an order"), ("absent", "there is no file")] {
+        let line = format!("recover apply {}", temp.path().join(file).display());
+        for line in [line.clone(), format!("{line} --yes")] {
+            let output = mesh(dir.path(), &line);
+            assert_eq!(output.status.code(), Some(2), "{line}: {output:?}");
+            assert!(text(&output.stderr).contains(cause), "{line}: {output:?}");
+        }
     }
 }
 
@@ -769,6 +869,18 @@ fn every_command_has_examples() {
         "data rm",
         "data verify",
         "data du",
+        "submit",
+        "plan",
+        "jobs",
+        "job",
+        "job show",
+        "job rm",
+        "job retry",
+        "job new",
+        "logs",
+        "stop",
+        "wait",
+        "explain",
         "ticket",
         "ticket new",
         "ticket ls",

@@ -385,8 +385,9 @@ fn the_last_of_three_voters_recovers_the_mesh_leads_it_and_takes_a_write() {
         lines(&done)[0]["item"].clone()
     };
     let surveyed = step(&["survey", "--out", survey]);
-    let chosen = step(&["choose", survey, "--out", order]);
+    let chosen = step(&["choose", survey, survey, "--out", order]);
     assert_eq!(chosen["survivor"], surveyed["node"]);
+    assert_eq!(chosen["surveyed"], 1, "twice the same is one survey");
     assert_eq!(step(&["sign", order])["signatures"], 1);
     // The one step that cannot be undone is not done in passing.
     let unsure = node.mesh(&["recover", "apply", order]);

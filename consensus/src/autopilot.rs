@@ -195,6 +195,17 @@ pub fn target(members: usize) -> usize {
     }
 }
 
+/// How many of `size` seats are filled if each of these numbers is what one party could fill, and
+/// none of them may have more than its share. Below three parties there are no shares.
+pub fn fair(mut size: usize, parties: &[usize]) -> usize {
+    if parties.len() >= 3 {
+        while size > 3 && parties.iter().map(|&n| n.min(share(size))).sum::<usize>() < size {
+            size -= 2;
+        }
+    }
+    size
+}
+
 /// The next step, if one is due; never more than one.
 ///
 /// Nothing here is random and ties go to the lower seat: the same view gives the same answer.
@@ -649,13 +660,7 @@ fn parties_target(view: &View<'_>) -> usize {
     for c in usable.chain(learner_pool(view).into_iter().map(|(_, c)| c)) {
         *parties.entry(c.party).or_default() += 1;
     }
-    let mut size = members_target(view);
-    if parties.len() >= 3 {
-        while size > 3 && parties.values().map(|&n| n.min(share(size))).sum::<usize>() < size {
-            size -= 2;
-        }
-    }
-    size
+    fair(members_target(view), &parties.into_values().collect::<Vec<_>>())
 }
 
 /// The most seats of `size` with which a party can neither commit nor block alone. Below three

@@ -9,13 +9,21 @@ const LAST_MS: u64 = 253_402_300_799_999;
 
 /// The wall clock. It may jump; nothing but the dating of entries and records relies on it.
 pub fn now() -> Time {
+    Time(u64::try_from(since_epoch().as_millis()).unwrap_or(u64::MAX))
+}
+
+/// The wall clock in nanoseconds since 1970: what a task wrote is dated by it.
+pub fn nanos() -> u64 {
+    u64::try_from(since_epoch().as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn since_epoch() -> std::time::Duration {
     #[expect(
         clippy::disallowed_methods,
         reason = "this is the one place that reads the wall clock"
     )]
     let now = std::time::SystemTime::now();
-    let since = now.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-    Time(u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+    now.duration_since(std::time::UNIX_EPOCH).unwrap_or_default()
 }
 
 /// The steady clock: never jumps, and counts from nowhere in particular.

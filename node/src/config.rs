@@ -286,7 +286,7 @@ fn unknown(key: &str, known: &Table) -> ConfigError {
 }
 
 /// How many letters must change to make one word of the other.
-fn distance(a: &str, b: &str) -> usize {
+pub(crate) fn distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().take(64).collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.chars().enumerate() {

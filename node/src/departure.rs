@@ -21,7 +21,7 @@ use mesh_consensus::id::NodeId;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
-use crate::dir::DirError;
+use crate::dir::{Dir, DirError};
 use crate::handle::{Ask, Handle, WriteError};
 use crate::removal::{ASK, is_majority, is_removed, later_epoch, turns_away};
 use crate::state::command::{Act, Leave};
@@ -123,9 +123,14 @@ pub fn wish(handle: &Handle) -> Result<(), DirError> {
     Ok(())
 }
 
+/// Whether the node of a directory has wished to leave, and has not left yet.
+pub fn is_wished(dir: &Dir) -> bool {
+    dir.cached::<bool>(WISH).is_some()
+}
+
 /// Waits for the wish to leave, of today or of before a restart, and leaves.
 pub async fn run(handle: Handle) {
-    if handle.dir.cached::<bool>(WISH).is_some() {
+    if is_wished(&handle.dir) {
         tracing::info!("this node was about to leave, and goes on");
         handle.departure.set(Step::Asking);
     }

@@ -11,6 +11,7 @@
 //! incarnation   which life of the node this is: a cache
 //! peers         where the others were last heard: a cache; peers.late is younger, and not synced
 //! leaving       this node wants to leave, and goes on doing so after a restart
+//! removed       the others took this node for removed when it last asked them: a hint for people
 //! pending       a party that this machine asked to found, until it is a member of it
 //! state.redb    the log; locked by the node that runs. `.before-recovery` and the like are older ones
 //! token         opens the HTTP API on TCP; `token.auditor` what only reads there
@@ -39,6 +40,8 @@ use crate::party::{PartySecret, SealingSecret};
 const FORMAT: &str = "mesh 1";
 /// A party that this machine asked to found, until it is a member of it.
 pub(crate) const PENDING: &str = "pending";
+/// The others took this node for removed when it last asked them.
+const REMOVED: &str = "removed";
 /// The log's file.
 pub const LOG: &str = "state.redb";
 /// A sealed file larger than this is not read: no node writes one.
@@ -446,6 +449,20 @@ impl Dir {
         remove(&self.file(name))
     }
 
+    /// Whether the node of this directory was removed, as far as it knew when it ran. Others may have erred, so this is for
+    /// people to know, and the node asks again.
+    pub fn was_removed(&self) -> bool {
+        self.cached(REMOVED).unwrap_or(false)
+    }
+
+    /// Notes what [`was_removed`](Self::was_removed) says.
+    pub fn note_removed(&self, removed: bool) -> Result<(), DirError> {
+        match removed {
+            true => self.keep_cached(REMOVED, &true),
+            false => self.forget_cached(REMOVED),
+        }
+    }
+
     fn late(&self, name: &str) -> PathBuf {
         self.file(&format!("{name}.late"))
     }
@@ -468,6 +485,7 @@ impl Dir {
             "sealing.key",
             "node.key",
             "leaving",
+            REMOVED,
             LOG,
             "state.redb.joining",
         ] {
@@ -498,6 +516,11 @@ pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, DirErr
 /// Writes a sealed file, here or elsewhere.
 pub(crate) fn write<T: Serialize>(path: &Path, value: &T) -> Result<(), DirError> {
     replace(path, &sealed(path, value)?, Synced::Yes)
+}
+
+/// Writes a sealed file without waiting for the disk: a crash of the machine may lose it, one of the node does not.
+pub(crate) fn write_unsynced<T: Serialize>(path: &Path, value: &T) -> Result<(), DirError> {
+    replace(path, &sealed(path, value)?, Synced::No)
 }
 
 /// A value with its checksum, for the file at `path`.
@@ -760,6 +783,18 @@ mod tests {
         assert!(matches!(dir.claim(), Err(DirError::Running(_))));
         drop(second);
         dir.claim().unwrap();
+    }
+
+    #[test]
+    fn that_a_node_was_removed_is_noted_and_taken_back() {
+        let (_temp, dir) = fresh();
+        assert!(!dir.was_removed());
+        for removed in [true, true, false, false, true] {
+            dir.note_removed(removed).unwrap();
+            assert_eq!(dir.was_removed(), removed);
+        }
+        dir.clear().unwrap();
+        assert!(!dir.was_removed());
     }
 
     #[test]

@@ -262,6 +262,8 @@ pub struct Shown {
     pub pulse: watch::Receiver<Pulse>,
     /// Who belongs.
     pub roster: watch::Receiver<Arc<Roster>>,
+    /// Changes whenever anything about jobs may have: see [`crate::state::State::jobs_revision`].
+    pub jobs: watch::Receiver<u64>,
     /// What happens.
     pub happened: broadcast::Sender<Arc<Happened>>,
     /// Bookmarks, our own among them.
@@ -334,6 +336,7 @@ pub struct Engine {
     receiver: Receiver<Order>,
     pulse: watch::Sender<Pulse>,
     roster: watch::Sender<Arc<Roster>>,
+    jobs: watch::Sender<u64>,
     shown: Shown,
     /// Who waits for which batch of this node.
     waiting: BTreeMap<(NodeId, u64), Vec<oneshot::Sender<Answered>>>,
@@ -387,10 +390,12 @@ impl Engine {
         let first = mode.roster(&parts.told);
         let (pulse, pulse_seen) = watch::channel(mode.pulse(None, now));
         let (roster, roster_seen) = watch::channel(Arc::new(first));
+        let (jobs, jobs_seen) = watch::channel(0);
         let (happened, _) = broadcast::channel(1024);
         let shown = Shown {
             pulse: pulse_seen,
             roster: roster_seen,
+            jobs: jobs_seen,
             happened,
             board: Arc::new(watch::channel(Arc::default()).0),
             checkpoint: Arc::new(Mutex::new(checkpoint.map(Checkpoint::of))),
@@ -406,6 +411,7 @@ impl Engine {
             receiver,
             pulse,
             roster,
+            jobs,
             shown: shown.clone(),
             waiting: BTreeMap::new(),
             reads: BTreeMap::new(),

@@ -20,12 +20,14 @@ use crate::data::Data;
 use crate::departure::Departure;
 use crate::dir::Dir;
 use crate::engine::{Order, Orders, Refused, Roster, Shown};
+use crate::executor::Executor;
 use crate::favourite::Favourite;
 use crate::party::{PartySecret, SealingSecret};
 use crate::state::State;
 use crate::state::command::Act;
 use crate::state::refusal::Refusal;
 use crate::wire::{Reply, Request};
+use crate::work::Work;
 
 /// How long a server may take to say how far to apply: a round of heartbeats. Then the next one is asked.
 const TRY: Duration = Duration::from_secs(1);
@@ -273,6 +275,10 @@ pub struct Inner {
     pub hub: Arc<Hub>,
     /// Its datasets.
     pub data: Data,
+    /// What runs here.
+    pub work: Work,
+    /// What runs it.
+    pub executor: Executor,
     /// The party's secret, if this node has it.
     pub secret: Arc<RwLock<Option<PartySecret>>>,
     /// The party's sealing secret, if this node has it: without it, private data cannot be read.

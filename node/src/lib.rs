@@ -25,6 +25,9 @@
 //! | [`wire`] | what nodes ask of one another |
 //! | [`service`], [`keeper`] | what peers are answered; what a node does of its own accord |
 //! | [`awareness`] | what members tell about themselves |
+//! | [`job`] | what a job is: its file, and what stands in the log |
+//! | [`scheduler`], [`planner`] | which task goes where: the decision, and who carries it out |
+//! | [`executor`], [`work`] | processes and containers; what was given to this node |
 //! | [`run`] | a node from its start to its end |
 //! | [`handle`], [`api`] | what the rest of the process, programs and the CLI ask of a node |
 
@@ -37,23 +40,28 @@ pub mod data;
 pub mod departure;
 pub mod dir;
 pub mod engine;
+pub mod executor;
 pub mod favourite;
 pub mod follow;
 pub mod handle;
 pub mod handover;
+pub mod job;
 pub mod join;
 pub mod keeper;
 pub mod logs;
 pub mod pace;
 pub mod party;
+pub mod planner;
 pub mod recover;
 pub mod removal;
 pub mod run;
+pub mod scheduler;
 pub mod seal;
 pub mod service;
 pub mod state;
 pub mod voters;
 pub mod wire;
+pub mod work;
 
 /// Bytes that nobody can guess.
 pub fn random<const N: usize>() -> [u8; N] {

@@ -13,13 +13,14 @@
 //! it in. A crash before the swap leaves everything as it was; after it, the same command finishes the work.
 //! Once finished, an order is spent: it is for an epoch that has ended.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use mesh_consensus::id::{Epoch, NodeId, PartyId};
-use mesh_consensus::log::{Identity, Log, LogError};
+use mesh_consensus::log::{Identity, Log, LogError, Snapshot};
 use mesh_consensus::recover::{self, Order, RecoverError, Survey};
 use mesh_storage::disk::{Disk, RealDisk};
 use mesh_storage::log::{CreateError, LogSettings, OpenError, RedbLog};
@@ -133,6 +134,15 @@ impl RecoveryError {
     }
 }
 
+/// What came of the surveys.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Chosen {
+    /// Names the survivor that knows most. Nobody has signed it yet.
+    pub order: Order,
+    /// The survivors that were surveyed: each counts once, however many of its surveys there are.
+    pub surveyed: BTreeSet<NodeId>,
+}
+
 /// What came of a signature.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Signed {
@@ -168,7 +178,7 @@ pub fn survey(dir: &Dir, out: &Path) -> Result<Survey, RecoveryError> {
 }
 
 /// Makes the order that names the survivor which knows most.
-pub fn choose(surveys: &[PathBuf], out: &Path) -> Result<Order, RecoveryError> {
+pub fn choose(surveys: &[PathBuf], out: &Path) -> Result<Chosen, RecoveryError> {
     let surveys = surveys.iter().map(|path| match paper(path, "a survey, or it is damaged")? {
         Paper::Survey(survey) => Ok(survey),
         Paper::Order(_) => not_that(path, "a survey"),
@@ -176,7 +186,7 @@ pub fn choose(surveys: &[PathBuf], out: &Path) -> Result<Order, RecoveryError> {
     let surveys: Vec<Survey> = surveys.collect::<Result<_, _>>()?;
     let order = Order::new(recover::choose(&surveys)?);
     keep(out, &Paper::Order(order.clone()))?;
-    Ok(order)
+    Ok(Chosen { order, surveyed: surveys.iter().map(|survey| survey.node).collect() })
 }
 
 /// Adds a party's signature to an order. Once is enough.
@@ -231,39 +241,61 @@ pub fn key_file(path: &Path) -> Result<PartySecret, RecoveryError> {
     }
 }
 
+/// Says whether [`apply`] would do it, as things are. Nothing is changed.
+pub fn check(dir: &Dir, path: &Path) -> Result<(), RecoveryError> {
+    dir.check()?;
+    let _lock = dir.lock()?;
+    plan(dir, path).map(drop)
+}
+
 /// Begins the new epoch in the directory of the survivor that the order names.
 pub fn apply(dir: &Dir, path: &Path) -> Result<Begun, RecoveryError> {
     dir.check()?;
     let _lock = dir.lock()?;
+    let Plan { membership, next, begins } = plan(dir, path)?;
+    let Some((ended, snapshot)) = begins else {
+        return finish(dir, membership, next, dir.file(KEPT));
+    };
+    let disk = disk(dir)?;
+    let failed = |source| io_error("replace", &dir.file(LOG), source);
+    if disk.exists(NEXT).map_err(failed)? {
+        disk.remove(NEXT).map_err(failed)?;
+    }
+    drop(RedbLog::create(&disk, NEXT, next, Some(&snapshot), LogSettings::default())?);
+    let kept = keep_old(dir, ended)?;
+    disk.rename(NEXT, LOG).map_err(failed)?;
+    finish(dir, membership, next, kept)
+}
+
+/// What an order comes to in a directory.
+struct Plan {
+    membership: Membership,
+    /// Whose log it will be.
+    next: Identity,
+    /// The epoch that ends, and what the next begins with; `None` if an earlier attempt came as far as that.
+    begins: Option<(Epoch, Snapshot)>,
+}
+
+/// Checks an order against the directory. Whoever calls this holds its lock.
+fn plan(dir: &Dir, path: &Path) -> Result<Plan, RecoveryError> {
     let order = order(path)?;
     let membership = member(dir)?;
     let (ours, node) = (membership.identity, membership.identity.node);
     if (ours.mesh, node) == (order.mesh, order.survivor) && ours.epoch > order.epoch {
         return Err(RecoveryError::Applied { epoch: ours.epoch });
     }
-    let disk = disk(dir)?;
-    let log = RedbLog::open(&disk, LOG, LogSettings::default())?;
-    let is_swapped = log.identity() == Identity { epoch: order.epoch.saturating_add(1), ..ours };
+    let log = RedbLog::open(&disk(dir)?, LOG, LogSettings::default())?;
+    let next = log.identity();
+    let is_swapped = next == Identity { epoch: order.epoch.saturating_add(1), ..ours };
     if is_swapped && (ours.mesh, ours.epoch, node) == (order.mesh, order.epoch, order.survivor) {
-        // An earlier attempt came this far.
-        let next = log.identity();
-        drop(log);
-        return finish(dir, membership, next, dir.file(KEPT));
+        return Ok(Plan { membership, next, begins: None });
     }
     if log.identity() != ours {
         return Err(RecoveryError::OtherLog(dir.path().to_path_buf()));
     }
     let blank = State::blank(LEVEL);
     let (next, snapshot) = recover::recover(&log, blank, &order, State::present_parties)?;
-    let failed = |source| io_error("replace", &dir.file(LOG), source);
-    if disk.exists(NEXT).map_err(failed)? {
-        disk.remove(NEXT).map_err(failed)?;
-    }
-    drop(RedbLog::create(&disk, NEXT, next, Some(&snapshot), LogSettings::default())?);
-    drop(log);
-    let kept = keep_old(dir, order.epoch)?;
-    disk.rename(NEXT, LOG).map_err(failed)?;
-    finish(dir, membership, next, kept)
+    Ok(Plan { membership, next, begins: Some((order.epoch, snapshot)) })
 }
 
 /// Says in `member` that the directory is of the new epoch: the last step.

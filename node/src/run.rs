@@ -27,12 +27,14 @@ use crate::data::{self, Data};
 use crate::departure::{self, Departure};
 use crate::dir::{Dir, DirError};
 use crate::engine::{Engine, EngineError, Order, Parts, Told};
+use crate::executor::{self, Executor};
 use crate::favourite::Favourite;
 use crate::follow::Follower;
 use crate::handle::{Handle, Inner, Whoami, Writer};
 use crate::join::Sponsor;
 use crate::service::{Peers, mind_connections};
-use crate::{api, clock, handover, join, keeper, removal};
+use crate::work::{self, Work};
+use crate::{api, clock, handover, join, keeper, planner, removal};
 
 /// Why a node ended, or could not start.
 #[derive(Debug, thiserror::Error)]
@@ -43,9 +45,12 @@ pub enum RunError {
     /// The settings.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// It has left, or was removed.
+    /// It has left.
     #[error("this node has left its mesh")]
     Left,
+    /// It was removed, and its own state says so.
+    #[error("this node was removed from its mesh")]
+    Removed,
     /// The agreement.
     #[error(transparent)]
     Engine(#[from] EngineError),
@@ -114,6 +119,13 @@ pub async fn run(
         is_alive: Box::new(move |node| alive.get().is_none_or(|hub| hub.is_alive(node))),
     };
     let (engine, orders, shown) = Engine::open(parts)?;
+    // One that goes of its own will goes on with that: it may have to see the others off. One that never saw its removal
+    // cannot know of it here, and is told by those who turn it away.
+    if shown.roster.borrow().removed.contains(&whoami.node) && !departure::is_wished(&dir) {
+        // A hint, without which nothing is worse.
+        let _ = dir.note_removed(true);
+        return Err(RunError::Removed);
+    }
     let hub = Arc::new(Hub::new(identity.mesh, identity.node, shown.clone()));
     let _ = hub_slot.set(hub.clone());
     for peer in dir.cached::<Vec<Peer>>("peers").unwrap_or_default() {
@@ -135,6 +147,10 @@ pub async fn run(
         hub: hub.clone(),
         sealing: sealing.clone(),
     });
+    let work = Work::new(dir.path());
+    let settings = executor::Settings::new(whoami.node.short());
+    let executor = tokio::task::spawn_blocking(move || Executor::open(settings)).await;
+    let executor = executor.map_err(|error| RunError::Thread(std::io::Error::other(error)))?;
     let sponsor = Arc::new(Sponsor {
         whoami,
         key: key.clone(),
@@ -155,6 +171,7 @@ pub async fn run(
         sponsor,
         dir: dir.clone(),
         data: data.clone(),
+        work: work.clone(),
     });
     let net = bind(&config, |listen| Net::bind(&key, listen, Tuning::default(), peers.clone()))?;
     let judge = hub.clone();
@@ -180,6 +197,8 @@ pub async fn run(
         favourite: favourite.clone(),
         hub: hub.clone(),
         data: data.clone(),
+        work,
+        executor,
         secret: secret.clone(),
         sealing,
         removed,
@@ -226,6 +245,8 @@ pub async fn run(
     spawn(&tasks, &over, "departure", departure::run(handle.clone()));
     spawn(&tasks, &over, "data", data::keep::run(data));
     spawn(&tasks, &over, "store", data::tidy::run(handle.clone()));
+    spawn(&tasks, &over, "planner", planner::run(handle.clone()));
+    spawn(&tasks, &over, "work", work::agent::run(handle.clone()));
     let server = api::serve(handle.clone()).await?;
     ready(&handle);
 

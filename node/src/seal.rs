@@ -18,10 +18,11 @@
 use chacha20poly1305::aead::{Aead, Payload};
 use chacha20poly1305::{KeyInit, XChaCha20Poly1305, XNonce};
 use mesh_consensus::command::exact;
-use mesh_consensus::id::{Hash, MeshId, PartyId, VersionId};
+use mesh_consensus::id::{Hash, JobId, MeshId, PartyId, VersionId};
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
+use crate::job::SealedSecret;
 use crate::party::SealingSecret;
 use crate::state::data::content::SEALED_BYTES;
 use crate::state::data::{Lineage, Note, SealedBytes};
@@ -161,6 +162,62 @@ fn cipher(secret: &SealingSecret) -> XChaCha20Poly1305 {
 /// How long a record can be in a seal of this size.
 const fn room(size: usize) -> usize {
     size - NONCE_BYTES - TAG_BYTES - LENGTH_BYTES
+}
+
+const SECRET_DOMAIN: &[u8] = b"mesh/job-secret/1\0";
+
+/// Secrets are sealed in steps of so many bytes: their length says little.
+const SECRET_STEP: usize = 64;
+
+/// Where a job's secret stands. It opens there and nowhere else: who copies it into a job of its own has nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SecretSpot<'a> {
+    /// The mesh.
+    pub mesh: MeshId,
+    /// The party that owns it.
+    pub party: PartyId,
+    /// The job.
+    pub job: JobId,
+    /// The variable that will have it.
+    pub variable: &'a str,
+}
+
+impl SecretSpot<'_> {
+    fn bound(&self) -> Vec<u8> {
+        let Self { mesh, party, job, variable } = self;
+        [SECRET_DOMAIN, &mesh.0, &party.0, &job.0, variable.as_bytes()].concat()
+    }
+}
+
+/// Seals a secret's value for the nodes of its party.
+pub fn seal_secret(value: &[u8], secret: &SealingSecret, spot: &SecretSpot<'_>) -> SealedSecret {
+    let length = u16::try_from(value.len())
+        .expect("a secret's value is at most 4 KiB: checked where it is read");
+    let size = (LENGTH_BYTES + value.len()).next_multiple_of(SECRET_STEP);
+    let mut plain = Zeroizing::new(vec![0; size]);
+    plain[..LENGTH_BYTES].copy_from_slice(&length.to_le_bytes());
+    plain[LENGTH_BYTES..LENGTH_BYTES + value.len()].copy_from_slice(value);
+    let nonce: [u8; NONCE_BYTES] = crate::random();
+    let bound = spot.bound();
+    let payload = Payload { msg: &plain, aad: &bound };
+    let sealed = cipher(secret).encrypt(&XNonce::from(nonce), payload);
+    let sealed = sealed.expect("a short message can always be encrypted");
+    SealedSecret([&nonce[..], &sealed].concat())
+}
+
+/// The value, if it was sealed for this party and this place.
+pub fn open_secret(
+    sealed: &SealedSecret,
+    secret: &SealingSecret,
+    spot: &SecretSpot<'_>,
+) -> Option<Zeroizing<Vec<u8>>> {
+    let (nonce, sealed) = sealed.0.split_first_chunk::<NONCE_BYTES>()?;
+    let bound = spot.bound();
+    let payload = Payload { msg: sealed, aad: &bound };
+    let plain = Zeroizing::new(cipher(secret).decrypt(&XNonce::from(*nonce), payload).ok()?);
+    let (length, rest) = plain.split_first_chunk::<LENGTH_BYTES>()?;
+    let value = rest.get(..usize::from(u16::from_le_bytes(*length)))?;
+    Some(Zeroizing::new(value.to_vec()))
 }
 
 #[cfg(test)]

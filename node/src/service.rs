@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use mesh_consensus::admission::{Admission, vouch};
 use mesh_consensus::command::Batch;
-use mesh_consensus::id::NodeId;
+use mesh_consensus::id::{JobId, NodeId};
 use mesh_consensus::message::Body;
 use mesh_transport::codec::{decode, encode};
 use mesh_transport::net::{Net, Service, Stream, Welcome};
@@ -23,10 +23,11 @@ use crate::data::Data;
 use crate::dir::Dir;
 use crate::engine::{Order, Orders, Place, Shown};
 use crate::follow;
-use crate::handle::{Part, Whoami};
+use crate::handle::{Part, Whoami, look_at};
 use crate::join::Sponsor;
 use crate::party::{PartySecret, SealingSecret};
 use crate::wire::{Header, Hello, Note, Reply, Request};
+use crate::work::{Key, Work};
 
 /// A node that has heard no voter for this long serves no other party.
 pub const STALE: Duration = Duration::from_secs(30);
@@ -64,6 +65,8 @@ pub struct Peers {
     pub dir: Dir,
     /// Its datasets.
     pub data: Data,
+    /// What runs here.
+    pub work: Work,
 }
 
 impl Peers {
@@ -165,6 +168,7 @@ impl Peers {
                 }
                 Reply::Records(self.hub.newer_than(&known))
             }
+            Request::Ping => Reply::Taken,
             Request::PartySecret => self.hand_over(from).await,
             Request::SealingSecret => self.hand_over_sealing(from).await,
             Request::Log { lines } => {
@@ -176,6 +180,15 @@ impl Peers {
                 Reply::Log(crate::logs::tail(&self.dir.log_file(), lines.min(MAX_LINES)).await)
             }
         }
+    }
+
+    /// What a job does is for its own party's nodes to see. For others there is no such job.
+    async fn may_ask_of_job(&self, from: NodeId, job: JobId) -> bool {
+        let Some(party) = self.shown.roster.borrow().party_of(from) else { return false };
+        let look = look_at(&self.orders, move |see| {
+            see.replica.machine().job(job).is_some_and(|job| job.party == party)
+        });
+        look.await.unwrap_or(false)
     }
 
     /// The party's secret goes to nodes of the party that are not workers, and to nobody else.
@@ -310,6 +323,11 @@ impl Service for Peers {
                 }
                 Ok(Header::Strip { link, number }) => {
                     self.data.take_strip((from, link), number, stream);
+                }
+                Ok(Header::Task { job, task, fence, ask }) => {
+                    if self.may_ask_of_job(from, job).await {
+                        self.work.serve(Key { job, task, fence }, ask, stream).await;
+                    }
                 }
                 Err(_) => {}
             }

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use mesh_consensus::admission::Admission;
 use mesh_consensus::bookmark::Bookmark;
 use mesh_consensus::handover::Handover;
-use mesh_consensus::id::{Epoch, MeshId, NodeId, PartyId, RaftId, TicketId, VersionId};
+use mesh_consensus::id::{Epoch, JobId, MeshId, NodeId, PartyId, RaftId, TicketId, VersionId};
 use mesh_consensus::log::{Config, Entry};
 use mesh_consensus::message::Message;
 use mesh_consensus::time::Time;
@@ -62,6 +62,8 @@ pub enum Request {
     },
     /// The party's sealing secret, for another node of the party, a worker too.
     SealingSecret,
+    /// Are you there? One that does not know this question says no, and that is an answer as well.
+    Ping,
 }
 
 /// An answer.
@@ -111,6 +113,17 @@ pub enum Header {
         link: u64,
         /// Which of its strips, from one on.
         number: u8,
+    },
+    /// Something about an attempt at a task, for the party of its job.
+    Task {
+        /// Of which job.
+        job: JobId,
+        /// Which task of it.
+        task: u32,
+        /// The fence of the attempt.
+        fence: u64,
+        /// What.
+        ask: crate::work::stream::Ask,
     },
 }
 

@@ -5,8 +5,13 @@ mod common;
 
 use common::{Lab, until};
 use mesh_consensus::id::Hash;
+use mesh_node::dir::LOG;
 use mesh_node::handle::{Ask, Part, ReadError, WriteError};
+use mesh_node::run::{RunError, run};
 use mesh_node::state::command::{Act, Leave, NameSet};
+use mesh_storage::disk::RealDisk;
+use mesh_storage::log::{LogSettings, RedbLog};
+use tokio_util::sync::CancellationToken;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nodes_join_become_voters_learners_and_watchers_and_all_hold_the_state() {
@@ -47,11 +52,38 @@ async fn nodes_join_become_voters_learners_and_watchers_and_all_hold_the_state()
     let act = Act::Leave(Leave { node: watcher.handle.whoami.node });
     nodes[0].handle.write(vec![Ask { act, signed: true }]).await.unwrap();
     until("the watcher knows that it was removed", || watcher.handle.is_removed()).await;
+    until("it has noted it down", || watcher.dir.was_removed()).await;
     let late = watcher.set_name(party, "late", Hash([8; 32])).await;
     assert_eq!(late, Err(WriteError::Removed { sent: false }));
     assert_eq!(watcher.handle.barrier().await, Err(ReadError::Removed));
     assert!(nodes.iter().filter(|node| node.handle.is_removed()).count() == 1, "nobody else was");
+    assert!(nodes.iter().filter(|node| node.dir.was_removed()).count() == 1, "nobody else was");
     for node in nodes {
         node.stop().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_whose_own_state_says_that_it_was_removed_does_not_start() {
+    let lab = Lab::new();
+    let first = lab.found("n0").await;
+    until("the founder leads", || first.handle.pulse().is_leader()).await;
+    let second = lab.join("n1", &first).await;
+    until("it has the state", || second.handle.pulse().part == Part::Learner).await;
+    let (node, dir) = (second.handle.whoami.node, second.stop().await);
+    let act = Act::Leave(Leave { node });
+    first.handle.write(vec![Ask { act, signed: true }]).await.unwrap();
+    until("it is removed", || first.handle.roster().removed.contains(&node)).await;
+
+    // As if it had seen that before it was stopped.
+    let snapshot = first.handle.look(|see| see.replica.snapshot()).await.unwrap();
+    let identity = dir.membership().unwrap().unwrap().identity;
+    std::fs::remove_file(dir.file(LOG)).unwrap();
+    let disk = RealDisk::open(dir.path()).unwrap();
+    let settings = LogSettings::default();
+    drop(RedbLog::create(&disk, LOG, identity, Some(&snapshot), settings).unwrap());
+    let ended = run(dir.clone(), &toml::Table::new(), CancellationToken::new(), |_| {}).await;
+    assert!(matches!(ended, Err(RunError::Removed)), "{ended:?}");
+    assert!(dir.was_removed() && !dir.membership().unwrap().unwrap().left);
+    first.stop().await;
 }

@@ -14,7 +14,7 @@ use mesh_node::engine::{EngineError, OpenError};
 use mesh_node::handle::Part;
 use mesh_node::join::{Choices, found, join, rejoin};
 use mesh_node::recover::{
-    KEPT, RecoveryError, apply, choose, key_file, key_in, sign, sign_in, survey,
+    Chosen, KEPT, RecoveryError, apply, check, choose, key_file, key_in, sign, sign_in, survey,
 };
 use mesh_node::run::{RunError, run};
 use mesh_transport::ticket::Kind;
@@ -58,7 +58,11 @@ fn order(dirs: &[Dir], at: &Path) -> (PathBuf, mesh_consensus::recover::Order) {
     });
     let surveys: Vec<PathBuf> = surveys.collect();
     let out = at.join("order");
-    let order = choose(&surveys, &out).unwrap();
+    let Chosen { order, surveyed } = choose(&surveys, &out).unwrap();
+    assert_eq!(surveyed.len(), dirs.len());
+    // Who was surveyed twice knows no more, and is no second survivor.
+    let twice = choose(&[&surveys[..], &surveys[..]].concat(), &at.join("twice")).unwrap();
+    assert_eq!((&twice.order, twice.surveyed), (&order, surveyed));
     // None is taken for another, and nothing else is overwritten.
     assert!(matches!(apply(&dirs[0], &surveys[0]), Err(RecoveryError::NotThat { .. })));
     assert!(matches!(choose(&surveys, &surveys[0]), Err(RecoveryError::Exists(_))));
@@ -93,11 +97,14 @@ async fn one_of_three_goes_on_alone_with_everything_that_was_acknowledged() {
     let refused = sign_in(&stranger, &order);
     assert!(matches!(refused, Err(RecoveryError::OtherMesh(_))), "{refused:?}");
     assert_eq!(sign_in(&dirs[0], &order).unwrap().signers, [party]);
+    check(&dirs[0], &order).unwrap();
+    assert!(!dirs[0].file(KEPT).exists(), "to look changes nothing");
     let begun = apply(&dirs[0], &order).unwrap();
     assert_eq!((begun.epoch, begun.kept), (1, dirs[0].file(KEPT)));
     assert!(dirs[0].file(KEPT).exists());
     // It is done once.
     assert!(matches!(apply(&dirs[0], &order), Err(RecoveryError::Applied { epoch: 1 })));
+    assert!(matches!(check(&dirs[0], &order), Err(RecoveryError::Applied { epoch: 1 })));
     let node = start(dirs[0].clone()).await;
     until("it leads alone", || node.handle.pulse().is_leader()).await;
     assert_eq!(node.handle.whoami.epoch, 1);
@@ -166,6 +173,32 @@ async fn a_node_of_an_epoch_that_has_ended_learns_of_the_later_one() {
     until("it knows", || other.handle.later_epoch.load(Ordering::Relaxed) == 1).await;
     assert!(!other.handle.is_removed(), "it is still a member");
     stop_all([other, first]).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lost_sole_voter_that_comes_back_learns_that_the_mesh_went_on_without_it() {
+    let lab = Lab::new();
+    let temp = tempfile::tempdir().unwrap();
+    let lost = lab.found("n0").await;
+    until("the founder leads", || lost.handle.pulse().is_leader()).await;
+    let other = lab.join("n1", &lost).await;
+    until("the other has the log", || other.handle.pulse().part == Part::Learner).await;
+    until("they know where they are", || {
+        [&lost, &other].iter().all(|node| node.handle.hub.peers().len() == 1)
+    })
+    .await;
+    let lost = stop_all([lost]).await.remove(0);
+    let dirs = stop_all([other]).await;
+    let (order, _) = order(&dirs, temp.path());
+    apply(&dirs[0], &order).unwrap();
+    let other = start(dirs[0].clone()).await;
+    until("the survivor leads", || other.handle.pulse().is_leader()).await;
+    // Nobody's vote is missing for it, so it leads; and nobody of its epoch could tell it.
+    let lost = start(lost).await;
+    until("it leads", || lost.handle.pulse().is_leader()).await;
+    until("it knows", || lost.handle.later_epoch.load(Ordering::Relaxed) == 1).await;
+    assert!(!lost.handle.is_removed(), "it is still a member");
+    stop_all([lost, other]).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -195,6 +195,7 @@ fn honest() -> Vec<(&'static str, &'static str, Vec<u8>)> {
         ("request", "submit", said(&Request::Submit(vec![1; 200]))),
         ("request", "records", said(&Request::Records { known: vec![known; 3], mine: Vec::new() })),
         ("request", "log", said(&Request::Log { lines: u32::MAX })),
+        ("request", "ping", said(&Request::Ping)),
         ("reply", "records", said(&Reply::Records(vec![relayed; 2]))),
         ("reply", "log", said(&Reply::Log("one line\n".into()))),
         ("header", "watch", said(&Header::Watch { index: u64::MAX })),

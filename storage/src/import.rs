@@ -11,6 +11,7 @@
 //!
 //! Nothing is claimed before everything is there. What a cancelled import has stored already is found by the next.
 
+mod apart;
 mod build;
 mod cuts;
 mod file;
@@ -20,18 +21,20 @@ mod pipe;
 mod tests;
 mod walk;
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use mesh_consensus::id::Hash;
+use mesh_consensus::id::{Hash, ObjectId};
 use mesh_consensus::time::Time;
 
+pub use self::apart::Apart;
 use self::build::Registry;
 use self::pipe::{Feed, Pool};
 use crate::manifest::{Entry, Kind, Manifest, ManifestError};
-use crate::store::{Content, Finished, Lease, Store, StoreError};
+use crate::store::{Content, Finished, Lease, Store, StoreError, index};
 
 /// Files below this are packed.
 pub const SMALL: u64 = 256 << 10;
@@ -46,6 +49,8 @@ pub struct Options<'a> {
     pub in_place: bool,
     /// Take what symbolic links lead to, wherever it is.
     pub follow: bool,
+    /// What is not to be imported, wherever it is found.
+    pub apart: Option<&'a Apart>,
     /// Is told how far it got, from several threads.
     pub progress: Option<&'a (dyn Fn(Progress) + Sync)>,
     /// Once true, the import ends.
@@ -78,6 +83,8 @@ pub struct Imported {
     pub files: u64,
     /// Bytes in chunks that the store did not have before.
     pub new_bytes: u64,
+    /// How many objects the store had that were damaged or gone, and are whole again.
+    pub mended: usize,
     /// Keeps it here until somebody has pinned it.
     pub lease: Lease,
 }
@@ -108,6 +115,12 @@ pub enum ImportError {
         path: PathBuf,
         /// Where it leads.
         why: &'static str,
+    },
+    /// What stays apart: see [`Apart`].
+    #[error("{} is, or leads to, what is in the node's own directory", path.display())]
+    Apart {
+        /// As it was found.
+        path: PathBuf,
     },
     /// A name that no manifest can have.
     #[error("{}: {why}", path.display())]
@@ -141,10 +154,10 @@ pub fn import(
     options: Options<'_>,
     now: Time,
 ) -> Result<Imported, ImportError> {
-    let tree = walk::walk(path, options.follow, options.cancel)?;
+    let tree = walk::walk(path, options)?;
     check_paths(&tree)?;
     // Until there is a manifest, the objects are held by a name that nothing else has.
-    let token = Hash(std::array::from_fn(|_| fastrand::u8(..)));
+    let token = index::import_name();
     let _lease = store.lease_for(token, &[], now)?;
     let files = || tree.iter().filter_map(|entry| entry.source.as_ref());
     let large = files().filter(|source| source.stamp.bytes >= SMALL).count();
@@ -159,6 +172,7 @@ pub fn import(
         pending: Mutex::default(),
         can_clone: AtomicBool::new(true),
         new_bytes: AtomicU64::new(0),
+        mended: Mutex::default(),
         bytes: AtomicU64::new(0),
         files: AtomicU64::new(0),
         bytes_total: files().map(|source| source.stamp.bytes).sum(),
@@ -198,6 +212,8 @@ struct Import<'a> {
     /// Whether the file system may share blocks between files. False after the first refusal.
     can_clone: AtomicBool,
     new_bytes: AtomicU64,
+    /// Objects of which the store's copy was not good.
+    mended: Mutex<BTreeSet<ObjectId>>,
     bytes: AtomicU64,
     files: AtomicU64,
     bytes_total: u64,

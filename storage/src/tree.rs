@@ -323,6 +323,8 @@ impl Run<'_> {
 
     /// Gives the files on the stage their names, once their bytes are safe.
     fn publish(&mut self) -> Result<(), TreeError> {
+        // To sync much takes long, and whoever comes next waits for it.
+        self.go_on()?;
         self.stage.sync().map_err(|error| write_error("", error))?;
         let manifest = self.manifest;
         for (place, number) in self.stage.take().into_iter().enumerate() {

@@ -1,7 +1,8 @@
 //! Nothing that a test starts outlives it, even if it is killed.
 //!
 //! Every process that a test starts carries the test's mark in its environment, and everything that it
-//! writes lies in one directory named after the mark. A guard, a shell that waits for the end of the
+//! writes lies in one directory named after the mark. So do the tasks of its jobs, under a name that a job may
+//! use ([`TASK_MARK`]): a node passes nothing of its own environment on to them. A guard, a shell that waits for the end of the
 //! test, then kills what carries the mark, unmounts what is mounted in the directory, and removes it.
 //! Should even the guard be killed, the next test cleans up after the dead one. Network namespaces need
 //! no cleaning: see [`super::ns`].
@@ -21,14 +22,16 @@ use nix::unistd::Pid;
 
 /// The variable that holds the mark.
 pub const MARK: &str = "MESH_CHAOS_RUN";
+/// The variable that holds it for tasks: of those that begin with `MESH_`, a job can set none.
+pub const TASK_MARK: &str = "CHAOS_RUN";
 /// How the directories' names begin.
 const PREFIX: &str = "mesh-chaos-";
 
-/// Waits for the end of its input, then cleans up. `$1` is the marked variable, `$2` the directory.
+/// Waits for the end of its input, then cleans up. `$1` and `$3` are the marked variables, `$2` the directory.
 const GUARD: &str = r#"
 trap '' INT TERM HUP
 cat >/dev/null
-for environ in $(grep -lzxF -- "$1" /proc/[0-9]*/environ 2>/dev/null); do
+for environ in $(grep -lzxF -e "$1" -e "$3" /proc/[0-9]*/environ 2>/dev/null); do
     pid=${environ#/proc/}
     kill -9 "${pid%/environ}"
 done
@@ -118,6 +121,7 @@ pub fn sweep(temp: &Path) {
 fn guard(mark: &str, dir: &Path, input: Stdio) -> Option<ChildStdin> {
     let mut guard = Command::new("sh");
     guard.args(["-c", GUARD, "guard"]).arg(format!("{MARK}={mark}")).arg(dir);
+    guard.arg(format!("{TASK_MARK}={mark}"));
     // A group of its own, so that what ends the test from the keyboard does not end the guard.
     guard.stdin(input).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
     let mut guard = guard.spawn().ok()?;

@@ -14,7 +14,8 @@ use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use nix::mount::{MsFlags, mount};
-use nix::sys::signal::Signal;
+use nix::sys::signal::{self, Signal};
+use nix::unistd::Pid;
 
 use super::binary::binary;
 use super::client::Client;
@@ -213,6 +214,24 @@ impl Host {
         self.may_end();
         self.signal(Signal::SIGKILL);
         self.gone()
+    }
+
+    /// Kills the node with SIGKILL and nothing else: what it runs goes on. Returns when it is gone.
+    pub fn kill_node(&mut self) -> anyhow::Result<()> {
+        self.may_end();
+        let status = until(GONE, || self.client().status().ok());
+        let status = status.with_context(|| format!("{}: its node does not answer", self.name))?;
+        let pid = Pid::from_raw(status.pid);
+        signal::kill(pid, Signal::SIGKILL)?;
+        let gone = until(GONE, || {
+            if let Some((up, _)) = &mut self.up {
+                let _ = up.try_wait();
+            }
+            (!leftovers::processes(&self.mark()).contains(&pid)).then_some(())
+        });
+        gone.with_context(|| format!("{}: its node still runs after {GONE:?}", self.name))?;
+        self.up = None;
+        Ok(())
     }
 
     /// Asks everything on the host to end, and returns when it is gone.

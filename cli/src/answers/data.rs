@@ -2,17 +2,10 @@
 //!
 //! Where a node may not know something (another party's data that is only listed), it says null.
 
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Who, plain, who};
-
-/// Null is the same as missing.
-fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
-    from: D,
-) -> Result<T, D::Error> {
-    Ok(Option::deserialize(from)?.unwrap_or_default())
-}
+use super::{Who, or_default, plain, who};
 
 /// A version of a dataset: one of `/v1/data`, or with more of it `/v1/data/show`.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -139,6 +132,8 @@ impl Holder {
 pub(crate) struct Pushed {
     pub(crate) new_bytes: Option<u64>,
     pub(crate) read_bytes: Option<u64>,
+    /// Objects that were damaged or gone on this node, and are whole again.
+    pub(crate) mended_objects: Option<u64>,
     pub(crate) elapsed_ms: Option<u64>,
     /// Whether nodes that could hold a copy were waited for in vain.
     #[serde(deserialize_with = "or_default")]
@@ -226,6 +221,17 @@ pub(crate) struct Tagged {
     pub(crate) version: Option<u64>,
 }
 
+/// What has changed with those who may read a version.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub(crate) struct Reshared {
+    /// The number that it had before, if it has another now.
+    pub(crate) old_version: Option<u64>,
+    /// Tags that could not go along.
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) dropped_tags: Vec<String>,
+}
+
 /// What was removed.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
@@ -244,6 +250,8 @@ pub(crate) struct Usage {
     pub(crate) high_bytes: Option<u64>,
     /// At this size, it stops.
     pub(crate) low_bytes: Option<u64>,
+    /// What was fetched of versions that are not whole here.
+    pub(crate) partial_bytes: Option<u64>,
     /// Files of the store that were found damaged and set aside.
     pub(crate) quarantined: Option<u64>,
     pub(crate) quarantine_bytes: Option<u64>,

@@ -19,7 +19,7 @@ use crate::value::{self, DataRef, Expected};
 mod carry;
 mod change;
 mod diff;
-mod flow;
+pub(super) mod flow;
 mod list;
 mod show;
 
@@ -46,7 +46,8 @@ Examples:
 
 Only what no earlier version holds is stored and sent. It returns when most copies stand, or says
 how many are missing. Exits with 124 if nodes that could have one do not answer: the version is
-there all the same, and is copied when they do. Stopped with Ctrl-C, the same command resumes.
+made, but not acknowledged yet, and is copied as soon as they do. Stopped with Ctrl-C, the same
+command resumes.
 
 Without --share, --open or --listed, only this party can read it; but in a mesh of one party it is
 open, also to parties that join later. mesh data unshare NAME@N keeps it to this party.";
@@ -58,7 +59,8 @@ Examples:
   mesh data pull mnist --store-only         only onto this node, for jobs to come
 
 The files are read-only and share their room with the store, unless they are to be writable. Only
-what this machine lacks is fetched. Stopped with Ctrl-C, the same command resumes.
+what this machine lacks is fetched. Exits with 124 if for as long as --wait nobody answers who has
+what is missing. Stopped with Ctrl-C, the same command resumes.
 
 Contents, names and the executable bit are kept; owners, times and other modes are not: what was
 0600 is 0444 here, and whoever may enter the directory can read it.";
@@ -91,13 +93,19 @@ const SHARE: &str = "\
 Examples:
   mesh data share mnist@2 clinic-b clinic-c    these parties may read it
   mesh data share mnist@2 --open               every party may
-  mesh data share mnist@2 --listed             others see its name and size, and nothing else";
+  mesh data share mnist@2 --listed             others see its name and size, and nothing else
+
+Whoever may read a version sees its tags, too. While it is private, so are they.
+
+What was private gets a new number if others have seen a later one, or its own before: each is given
+once. The answer tells both (old_version of --json).";
 const UNSHARE: &str = "\
 Examples:
   mesh data unshare mnist@2 clinic-c      this party may read it no longer
   mesh data unshare mnist@2               nobody else may
 
-What a party has fetched before, it has.";
+The others' nodes are given nothing more of it, and delete what is in their stores, pinned or not.
+What was pulled into a directory, or copied elsewhere, stays there.";
 const PIN: &str = "\
 Examples:
   mesh data pin mnist@2                   keep it on this node whatever else needs the room

@@ -152,13 +152,39 @@ pub(crate) fn empty(place: &Place) -> Result<(), Report> {
         return Ok(());
     }
     let message = format!("{} already holds a node", place.dir.display());
-    if let Some(lost) = making::lost_key(place) {
+    let (cause, hint) = match making::lost_key(place) {
         // It cannot be started, so that is not what to try.
-        return Err(Report::new(Code::Refused, message, lost.cause, lost.hint));
-    }
-    let cause = "one directory is one node";
-    let hint = format!("{}, or name another directory with --dir", place.command("up"));
+        Some(lost) => (lost.cause, lost.hint),
+        None => occupied(place),
+    };
     Err(Report::new(Code::Refused, message, cause, hint))
+}
+
+/// Why no node can be made where there is one, and what to do instead. To start that one leads nowhere if it runs, or
+/// may never again.
+fn occupied(place: &Place) -> (String, String) {
+    let runs = making::is_running(place);
+    let elsewhere = "the same again with --dir DIR, a new directory";
+    let out = match (place.has_left(), place.was_removed()) {
+        (true, _) => Some("has left its mesh"),
+        (false, true) => Some("was removed from its mesh"),
+        (false, false) => None,
+    };
+    if let Some(out) = out {
+        let first = if runs { format!("{}; then ", place.command("down")) } else { String::new() };
+        let or =
+            format!("or delete {}, if nobody needs it, and the same again", place.dir.display());
+        return (
+            format!("its node {out}, and its key stays out"),
+            format!("{first}{elsewhere}; {or}"),
+        );
+    }
+    if runs {
+        let hint = format!("{} shows it; for a second node, {elsewhere}", place.command("status"));
+        return ("its node runs, and one directory is one node".into(), hint);
+    }
+    let hint = format!("{} starts it; for a second node, {elsewhere}", place.command("up"));
+    ("one directory is one node".into(), hint)
 }
 
 /// Starts the node of a new directory and waits until it is a member: with its [`Status`].

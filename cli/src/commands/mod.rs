@@ -10,22 +10,34 @@ use crate::report::{Code, Outcome, Report};
 
 pub(crate) mod completions;
 pub(crate) mod config;
+pub(crate) mod cp;
 pub(crate) mod data;
 pub(crate) mod demo;
 pub(crate) mod doctor;
 pub(crate) mod down;
+pub(crate) mod exec;
+pub(crate) mod explain;
+pub(crate) mod image;
 pub(crate) mod init;
+pub(crate) mod job;
+pub(crate) mod jobs;
 pub(crate) mod join;
 pub(crate) mod leave;
+pub(crate) mod logs;
 pub(crate) mod node;
 pub(crate) mod nodes;
 pub(crate) mod party;
+pub(crate) mod port;
 pub(crate) mod recover;
 pub(crate) mod request;
+pub(crate) mod run;
 pub(crate) mod service;
 pub(crate) mod status;
+pub(crate) mod stop;
+pub(crate) mod submit;
 pub(crate) mod ticket;
 pub(crate) mod up;
+pub(crate) mod wait;
 
 /// Does what was asked.
 pub(crate) fn run(command: Command, context: &Context) -> Outcome {
@@ -57,6 +69,14 @@ async fn ask(command: Command, context: &Context) -> Outcome {
         Command::Nodes(nodes) => nodes::run(&nodes, context).await,
         Command::Node(verb) => node::run(&verb, context).await,
         Command::Data(verb) => data::run(&verb, context).await,
+        Command::Submit(submit) => submit::run(&submit, context).await,
+        Command::Plan(plan) => submit::plan(&plan, context).await,
+        Command::Jobs(jobs) => jobs::run(&jobs, context).await,
+        Command::Job(verb) => job::run(&verb, context).await,
+        Command::Logs(logs) => logs::run(&logs, context).await,
+        Command::Stop(stop) => stop::run(&stop, context).await,
+        Command::Wait(wait) => wait::run(&wait, context).await,
+        Command::Explain(explain) => explain::run(&explain, context).await,
         Command::Ticket(verb) => ticket::run(&verb, context).await,
         Command::Party(verb) => party::run(&verb, context).await,
         Command::Request(verb) => request::run(&verb, context).await,
@@ -65,6 +85,11 @@ async fn ask(command: Command, context: &Context) -> Outcome {
         Command::Doctor(doctor) => doctor::run(&doctor, context).await,
         Command::Config => config::run(context).await,
         Command::Demo => demo::run(context).await,
+        Command::Exec(exec) => exec::run(&exec, context).await,
+        Command::Cp(cp) => cp::run(&cp, context).await,
+        Command::Port(port) => port::run(&port, context).await,
+        Command::Run(wanted) => run::run(&wanted, context).await,
+        Command::Image(verb) => image::run(&verb, context).await,
         Command::Up(_)
         | Command::Completions { .. }
         | Command::Service(_)
@@ -90,6 +115,9 @@ fn runtime(mut builder: tokio::runtime::Builder) -> Result<tokio::runtime::Runti
 /// Runs a command until it is done or somebody stops it. A command that is stopped is dropped, and what it
 /// holds (a node that is starting, a live screen) is put away as it goes.
 async fn attended(work: impl Future<Output = Outcome>, ending: Ending) -> Outcome {
+    if ending == Ending::Own {
+        return work.await;
+    }
     tokio::select! {
         outcome = work => outcome,
         () = stopped() => interrupted(ending),
@@ -97,7 +125,7 @@ async fn attended(work: impl Future<Output = Outcome>, ending: Ending) -> Outcom
 }
 
 /// Ctrl-C, or a polite kill. A hang-up is left as it is, for the sake of nohup.
-async fn stopped() {
+pub(crate) async fn stopped() {
     let signals = (signal(SignalKind::interrupt()), signal(SignalKind::terminate()));
     let (Ok(mut interrupt), Ok(mut terminate)) = signals else {
         return std::future::pending().await;
@@ -117,6 +145,8 @@ pub(crate) enum Ending {
     Resumes,
     /// It may be half done.
     Broken,
+    /// It hears of it itself, because there is something to say.
+    Own,
 }
 
 /// How a command that was stopped ends.
@@ -127,7 +157,7 @@ pub(crate) fn interrupted(ending: Ending) -> Outcome {
             "the connection to the node was closed, and the node stops with it",
             "the same command again: it resumes, what has arrived is kept",
         ),
-        Ending::Broken => (
+        Ending::Broken | Ending::Own => (
             "it was asked to stop before it was done",
             "mesh status shows how far it came; then the same again",
         ),

@@ -1,18 +1,12 @@
 //! `mesh nodes`: everyone, as this node knows them.
 
-use std::io::IsTerminal;
-use std::time::Duration;
-
-use tokio::time::{Instant, interval, sleep};
-
 use super::status::warn_of_age;
-use super::{Ending, interrupted};
 use crate::answers::{Gpu, Node};
-use crate::client::{Answer, Api};
+use crate::client::Answer;
 use crate::context::{Context, print, print_json};
-use crate::report::{Code, Outcome, Report};
-use crate::screen::{Key, Screen};
-use crate::view::{Cell, Column, Paint, Table, Tint, ago, bytes, count, span, width};
+use crate::live::{self, Drawn};
+use crate::report::{Outcome, Report};
+use crate::view::{Cell, Column, Table, Tint, ago, bytes, count};
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
@@ -20,8 +14,6 @@ Examples:
   mesh nodes -w                                live; q leaves
   mesh nodes --json | jq -r '.items[].name'    for scripts
   mesh nodes -w --json                         one object a line, once a second";
-
-const EVERY: Duration = Duration::from_secs(1);
 
 const COLUMNS: [Column; 9] = [
     Column::new("NAME").least(20),
@@ -46,91 +38,20 @@ pub(crate) struct Nodes {
 pub(crate) async fn run(nodes: &Nodes, context: &Context) -> Outcome {
     let api = context.api()?;
     if nodes.watch {
-        return watch(&api, context).await;
+        return live::watch(&api, context, "/v1/nodes", "mesh nodes", drawn).await;
     }
     let answer = api.get("/v1/nodes").await?;
     if context.json {
         return print_json(answer.json());
     }
-    let nodes: Vec<Node> = answer.items()?;
+    let drawn = drawn(&answer)?;
     warn_of_age(&answer);
-    let paint = Paint::stdout();
-    let mut text = table(&nodes).render(width(), paint);
-    if std::io::stdout().is_terminal() {
-        text += &format!("\n{}\n", paint.dye(&summary(&nodes), Tint::Faint));
-    }
-    print(&text)
+    print(&drawn.once())
 }
 
-async fn watch(api: &Api, context: &Context) -> Outcome {
-    // A node that is not there at all is an error; one that goes away later is shown as such.
-    let mut last = api.get("/v1/nodes").await?;
-    if context.json || !std::io::stdout().is_terminal() {
-        return lines(api, context, last).await;
-    }
-    let mut heard = Instant::now();
-    let mut trouble: Option<Report> = None;
-    let mut screen = Screen::open().map_err(|error| Report::failed(&error.into(), "mesh nodes"))?;
-    let mut ticks = interval(EVERY);
-    loop {
-        let picture = picture(&last, heard, trouble.as_ref())?;
-        screen.draw(&picture).map_err(|error| Report::failed(&error.into(), "mesh nodes"))?;
-        tokio::select! {
-            key = screen.key() => match key {
-                Key::Quit => return Ok(std::process::ExitCode::SUCCESS),
-                Key::Interrupt => return interrupted(Ending::Followed),
-                Key::Resized => continue,
-            },
-            _ = ticks.tick() => {}
-        }
-        match api.get("/v1/nodes").await {
-            Ok(answer) => (last, heard, trouble) = (answer, Instant::now(), None),
-            Err(report) => trouble = Some(report),
-        }
-    }
-}
-
-async fn lines(api: &Api, context: &Context, mut last: Answer) -> Outcome {
-    loop {
-        if context.json {
-            print_json(last.json())?;
-        } else {
-            print(&format!(
-                "{}\n",
-                table(&last.items::<Node>()?).render(width(), Paint::stdout())
-            ))?;
-        }
-        loop {
-            sleep(EVERY).await;
-            match api.get("/v1/nodes").await {
-                Ok(answer) => break last = answer,
-                // It may be starting again; the next line comes when it has.
-                Err(report)
-                    if matches!(report.code, Code::NoNode | Code::Unavailable | Code::Timeout) => {}
-                Err(report) => return Err(report),
-            }
-        }
-    }
-}
-
-fn picture(last: &Answer, heard: Instant, trouble: Option<&Report>) -> Result<String, Report> {
-    let nodes: Vec<Node> = last.items()?;
-    let paint = Paint::stdout();
-    let silence = u64::try_from(heard.elapsed().as_millis()).unwrap_or(u64::MAX);
-    let age = last.age_ms().map(|age| silence.saturating_add(age));
-    let state = match (trouble, age) {
-        (Some(report), age) => {
-            let age = age.unwrap_or(silence);
-            paint.dye(&format!("{} ({} ago)", report.message, span(age)), Tint::Bad)
-        }
-        (None, None) => paint.dye("has heard no leader since it started", Tint::Odd),
-        (None, Some(age)) if age >= 3000 => {
-            paint.dye(&format!("no leader heard for {}", span(age)), Tint::Odd)
-        }
-        (None, Some(_)) => paint.dye("live, q leaves", Tint::Faint),
-    };
-    let head = format!("{}\n{state}\n\n", paint.dye(&summary(&nodes), Tint::Strong));
-    Ok(head + &table(&nodes).render(width(), paint))
+fn drawn(answer: &Answer) -> Result<Drawn, Report> {
+    let nodes: Vec<Node> = answer.items()?;
+    Ok(Drawn { summary: summary(&nodes), table: table(&nodes) })
 }
 
 fn summary(nodes: &[Node]) -> String {

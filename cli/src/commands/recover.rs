@@ -11,7 +11,7 @@ use std::path::PathBuf;
 
 use mesh_consensus::recover::{Order, RecoverError, Survey};
 use mesh_node::dir::{Dir, DirError};
-use mesh_node::recover::{self, RecoveryError};
+use mesh_node::recover::{self, Chosen, RecoveryError};
 use serde_json::json;
 
 use super::init::next;
@@ -88,7 +88,9 @@ pub(crate) fn run(verb: &Verb, context: &Context) -> Outcome {
             "mesh recover … --dir DIR",
         ));
     }
-    if let Verb::Apply { .. } = verb {
+    if let Verb::Apply { order } = verb {
+        // What cannot be done anyway is nothing to decide.
+        recover::check(&Dir::at(&context.place.dir), order).map_err(|error| explain(&error))?;
         context.confirm(
             "Begin a new epoch from this node's log? What only the lost nodes knew is gone.",
         )?;
@@ -113,16 +115,17 @@ fn step(verb: &Verb, context: &Context) -> Outcome {
         }
         Verb::Choose { surveys, out } => {
             let made = recover::choose(surveys, out).map_err(|error| explain(&error))?;
-            let Order { mesh, epoch, survivor, last_term, last_index, .. } = made;
+            let Chosen { order: chosen, surveyed } = made;
+            let Order { mesh, epoch, survivor, last_term, last_index, .. } = chosen;
             let item = json!({
                 "file": out, "mesh": mesh, "epoch": epoch, "survivor": survivor,
-                "last_term": last_term, "last_index": last_index,
+                "last_term": last_term, "last_index": last_index, "surveyed": surveyed.len(),
             });
             let what = format!(
-                "Of {}, node {} knows most: up to entry {last_index} of term {last_term}.\n\
+                "Of {} surveyed, {} knows most: up to entry {last_index} of term {last_term}.\n\
                  A voter without a survey must be gone for good, or come back with mesh up --rejoin alone: \
                  started as it is, it would go on in the old epoch.",
-                count(surveys.len(), "survey"),
+                count(surveyed.len(), "node"),
                 survivor.short()
             );
             let order = out.display();

@@ -116,10 +116,12 @@ fn unit(program: &Path, dir: &Path, user: bool) -> Result<String, Report> {
     let after =
         if user { "" } else { "After=network-online.target\nWants=network-online.target\n" };
     let wanted = if user { "default.target" } else { "multi-user.target" };
+    // Tasks outlive the node, and are not stopped with it; one that takes too much memory does not stop the node.
+    let tasks = "KillMode=process\nDelegate=yes\nOOMPolicy=continue\n";
     Ok(format!(
         "[Unit]\nDescription=mesh node\n{after}\n\
          [Service]\nType=exec\nExecStart={program} up --dir {dir}\n\
-         Restart=on-failure\nRestartSec=1\nTimeoutStopSec=30\nLimitNOFILE=65536\n\n\
+         Restart=on-failure\nRestartSec=1\nTimeoutStopSec=30\nLimitNOFILE=65536\n{tasks}\n\
          [Install]\nWantedBy={wanted}\n"
     ))
 }

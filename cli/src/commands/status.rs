@@ -22,7 +22,7 @@ const RECOVERED: &str = "The mesh was recovered without this node, and is in a l
                          Next: mesh down, then mesh up --rejoin.";
 
 /// An answer older than this is said to be old.
-const OLD_MS: u64 = 3000;
+pub(crate) const OLD_MS: u64 = 3000;
 
 pub(crate) async fn run(context: &Context) -> Outcome {
     let answer = context.api()?.get("/v1/status").await?;

@@ -74,14 +74,47 @@ fn sizes_have_three_figures_and_binary_units() {
 }
 
 #[test]
-fn times_are_told_by_their_largest_unit() {
-    let shown =
-        [0, 250, 1999, 30_000, 300_000, 3 * 3_600_000, 47 * 3_600_000, 49 * 3_600_000].map(span);
-    assert_eq!(shown, ["0ms", "250ms", "1s", "30s", "5m", "3h", "47h", "2d"]);
+fn cores_have_no_more_digits_than_they_need() {
+    assert_eq!([0, 250, 1500, 2000, 100_000].map(cores), ["0", "0.25", "1.5", "2", "100"]);
+}
+
+#[test]
+fn lines_keep_their_indent_and_lose_what_a_terminal_would_obey() {
+    assert_eq!(clean_lines("a\n  | \x1b[2J^\tb\r\n"), "a\n  | [2J^ b");
+}
+
+#[test]
+fn times_are_told_in_one_unit_to_the_nearest() {
+    const HOUR: u64 = 3_600_000;
+    for (ms, shown) in [
+        (0, "0ms"),
+        (999, "999ms"),
+        (1499, "1s"),
+        (1500, "2s"),
+        (30_000, "30s"),
+        (59_499, "59s"),
+        (59_500, "1m"),
+        (89_999, "1m"),
+        (90_000, "2m"),
+        (300_000, "5m"),
+        (HOUR - 30_001, "59m"),
+        (HOUR - 30_000, "1h"),
+        (3 * HOUR, "3h"),
+        (24 * HOUR - 1000, "24h"),
+        (47 * HOUR, "47h"),
+        (48 * HOUR - 1, "2d"),
+        (60 * HOUR - 1, "2d"),
+        (60 * HOUR, "3d"),
+        (u64::MAX, "213503982335d"),
+    ] {
+        assert_eq!(span(ms), shown, "{ms}");
+    }
     assert_eq!((ago(1999), ago(2000)), ("now".into(), "2s".into()));
     let noon = millis("2026-11-16T12:00:00Z").unwrap();
     assert_eq!(when("2026-11-16T12:05:00Z", noon), "in 5m");
-    assert_eq!(when("2026-11-16T11:00:00.5Z", noon), "59m ago");
+    // A ticket for a day that was made a moment ago.
+    assert_eq!(when("2026-11-17T11:59:59Z", noon), "in 24h");
+    assert_eq!(when("2026-11-16T11:00:00.5Z", noon), "1h ago");
     assert_eq!(when("soon", noon), "soon");
 }
 

@@ -58,6 +58,49 @@ pub(crate) fn remote_for(times: usize, answers: &[(&str, u16, Value)]) -> (Strin
     (address, heard)
 }
 
+/// What comes of a question.
+pub(crate) enum Reply {
+    /// This answer: a status and a body.
+    Answer(u16, Value),
+    /// These lines, and then nothing more however long one waits.
+    Hold(String),
+    /// The connection is closed without a word.
+    Drop,
+}
+
+/// A node that answers by the question and by how often it was asked before.
+pub(crate) fn play(dir: &Path, reply: impl Fn(&Asked, usize) -> Reply + Send + 'static) -> Heard {
+    std::fs::create_dir_all(dir.join("run")).unwrap();
+    std::fs::write(dir.join("member"), "1\n").unwrap();
+    let listener = UnixListener::bind(dir.join("run/mesh.sock")).unwrap();
+    let heard = Heard::default();
+    let record = heard.clone();
+    std::thread::spawn(move || {
+        let mut held = Vec::new();
+        for mut stream in listener.incoming().flatten() {
+            let asked = read(BufReader::new(stream.try_clone().unwrap()));
+            let mut all = record.lock().unwrap();
+            let times = all.iter().filter(|before| before.what == asked.what).count();
+            let reply = reply(&asked, times);
+            all.push(asked);
+            drop(all);
+            match reply {
+                Reply::Answer(status, body) => write(&mut stream, status, &body),
+                Reply::Hold(lines) => {
+                    let head = "HTTP/1.1 200 X\r\nTransfer-Encoding: chunked\r\n\r\n";
+                    let first = format!("{head}{:x}\r\n{lines}\r\n", lines.len());
+                    // Without lines, their number would be the end.
+                    let first = if lines.is_empty() { head } else { first.as_str() };
+                    let _ = stream.write_all(first.as_bytes());
+                    held.push(stream);
+                }
+                Reply::Drop => {}
+            }
+        }
+    });
+    heard
+}
+
 /// A node that says what it is, and nothing more however long one waits.
 pub(crate) fn mute(dir: &Path, status: Value) {
     std::fs::create_dir_all(dir.join("run")).unwrap();
@@ -85,7 +128,22 @@ fn owned(answers: &[(&str, u16, Value)]) -> Answers {
 }
 
 /// One question, one answer. The last of several answers to a question is repeated.
-fn serve(mut from: impl BufRead, mut to: impl Write, answers: &Answers, heard: &Heard) {
+fn serve(from: impl BufRead, mut to: impl Write, answers: &Answers, heard: &Heard) {
+    let asked = read(from);
+    let what = asked.what.clone();
+    let mut all = heard.lock().unwrap();
+    let times = all.iter().filter(|asked| asked.what == what).count();
+    all.push(asked);
+    drop(all);
+    let fitting: Vec<_> = answers.iter().filter(|(known, _, _)| *known == what).collect();
+    match fitting.get(times).or(fitting.last()) {
+        Some((_, status, body)) => write(&mut to, *status, body),
+        None => write(&mut to, 404, &Value::String(String::new())),
+    }
+}
+
+/// Reads a question.
+fn read(mut from: impl BufRead) -> Asked {
     let mut line = String::new();
     from.read_line(&mut line).unwrap();
     let what = line.rsplit_once(" HTTP").map_or("", |(what, _)| what).to_owned();
@@ -108,17 +166,15 @@ fn serve(mut from: impl BufRead, mut to: impl Write, answers: &Answers, heard: &
     let mut body = vec![0; length];
     from.read_exact(&mut body).unwrap();
     let body = serde_json::from_slice(&body).unwrap_or(Value::Null);
-    let asked = Asked { what: what.clone(), body, token, host };
-    let mut all = heard.lock().unwrap();
-    let times = all.iter().filter(|asked| asked.what == what).count();
-    all.push(asked);
-    let fitting: Vec<_> = answers.iter().filter(|(known, _, _)| *known == what).collect();
-    let (status, body) = match fitting.get(times).or(fitting.last()) {
-        Some((_, status, Value::String(text))) => (*status, text.clone()),
-        Some((_, status, body)) => (*status, body.to_string()),
-        None => (404, String::new()),
+    Asked { what, body, token, host }
+}
+
+/// Writes an answer: JSON, or text as it is.
+fn write(to: &mut impl Write, status: u16, body: &Value) {
+    let body = match body {
+        Value::String(text) => text.clone(),
+        body => body.to_string(),
     };
-    drop(all);
     let head = format!(
         "HTTP/1.1 {status} X\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
         body.len()

@@ -69,7 +69,8 @@ fn a_push_says_what_was_made_and_shows_no_bar_without_a_terminal() {
 #[test]
 fn a_push_that_waited_in_vain_for_copies_exits_124_and_still_says_what_was_made() {
     let dir = tempfile::tempdir().unwrap();
-    let why = "1 more should stand before a node is lost, and no other node can have one now";
+    let why =
+        "1 more should stand before a node is lost, and 1 node that could have one does not answer";
     let made = with(json!({
         "copies": 1, "acknowledged": false, "shortfall": why, "timed_out": true, "new_bytes": 0,
     }));

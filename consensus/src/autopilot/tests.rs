@@ -113,6 +113,23 @@ fn the_target_is_odd_and_grows_with_the_members() {
 }
 
 #[test]
+fn no_party_fills_more_than_its_share_of_the_seats() {
+    for (size, parties, filled) in [
+        (5, &[4, 1, 1][..], 3),
+        (5, &[4, 2, 1], 5),
+        (5, &[2, 2, 1], 5),
+        (5, &[2, 1, 1, 1], 5),
+        (3, &[4, 1, 1], 3),
+        // Of one or two parties nothing is asked.
+        (5, &[5, 1], 5),
+        (5, &[6], 5),
+        (1, &[], 1),
+    ] {
+        assert_eq!(fair(size, parties), filled, "{size} {parties:?}");
+    }
+}
+
+#[test]
 fn a_mesh_in_its_target_configuration_is_left_alone() {
     assert_eq!(decide(&calm(1, &[1], &[])), []);
     assert_eq!(decide(&calm(2, &[1], &[2])), []);

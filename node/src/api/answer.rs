@@ -106,6 +106,15 @@ impl Problem {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable", message, cause, hint)
     }
 
+    /// No node can ever do it.
+    pub(super) fn unplaceable(
+        message: impl Into<String>,
+        cause: impl Into<String>,
+        hint: impl Into<String>,
+    ) -> Self {
+        Self::new(StatusCode::CONFLICT, "unplaceable", message, cause, hint)
+    }
+
     /// This node is no member any more.
     pub(super) fn removed() -> Self {
         // Not the conflict that a refusal is elsewhere: what was asked may well be right.
@@ -241,12 +250,17 @@ fn told_no(refusal: Refusal) -> Problem {
             "mesh request ls --all shows what is open and what was decided"
         }
         Refusal::NoSuchTicket => "mesh ticket ls shows what is good",
+        Refusal::NoSuchJob => "mesh jobs --all shows what there is",
+        Refusal::JobLives => "mesh stop JOB first",
+        Refusal::TooManyJobs => "mesh job rm JOB drops what is over",
         Refusal::NotMember | Refusal::NoSuchMember => "mesh nodes shows who belongs",
         _ => "mesh status",
     };
     let (message, cause) = ("the mesh refused", refusal.to_string());
     match refusal {
-        Refusal::NoSuchTicket | Refusal::NoSuchRequest => Problem::not_found(message, cause, hint),
+        Refusal::NoSuchTicket | Refusal::NoSuchRequest | Refusal::NoSuchJob => {
+            Problem::not_found(message, cause, hint)
+        }
         _ => Problem::refused(message, cause, hint),
     }
 }

@@ -20,7 +20,7 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::header::{
     AUTHORIZATION, CACHE_CONTROL, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HOST, HeaderName,
-    ORIGIN, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
+    ORIGIN, UPGRADE, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
 };
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri};
@@ -113,7 +113,7 @@ async fn admit(door: &Door, request: Request) -> Result<Request, Problem> {
         }
         Door::Tcp { tokens, .. } => {
             let role = check_token(tokens, &parts.headers)?;
-            check_role(role, &parts.method)?;
+            check_role(role, &parts)?;
         }
         Door::Socket => {}
     }
@@ -253,16 +253,23 @@ fn check_token(tokens: &Tokens, headers: &HeaderMap) -> Result<Role, Problem> {
     ))
 }
 
-fn check_role(role: Role, method: &Method) -> Result<(), Problem> {
+fn check_role(role: Role, parts: &Parts) -> Result<(), Problem> {
+    let method = &parts.method;
+    // What becomes a stream runs commands, whatever its verb.
+    let is_stream = parts.headers.contains_key(UPGRADE);
+    let reads = (method == Method::GET || method == Method::HEAD) && !is_stream;
     match role {
         Role::Owner => Ok(()),
-        Role::Auditor if method == Method::GET || method == Method::HEAD => Ok(()),
-        Role::Auditor => Err(Problem::forbidden(
-            StatusCode::FORBIDDEN,
-            "this token may only read",
-            format!("it is an auditor's, and {method} may change something"),
-            "the owner's token is in the file `token` of the node's directory",
-        )),
+        Role::Auditor if reads => Ok(()),
+        Role::Auditor => {
+            let what = if is_stream { "a stream" } else { method.as_str() };
+            Err(Problem::forbidden(
+                StatusCode::FORBIDDEN,
+                "this token may only read",
+                format!("it is an auditor's, and {what} may change something"),
+                "the owner's token is in the file `token` of the node's directory",
+            ))
+        }
     }
 }
 

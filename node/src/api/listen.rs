@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::serve::Listener;
+use axum::serve::{Listener, ListenerExt as _};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
@@ -32,7 +32,7 @@ use tracing::Instrument;
 
 use super::guard::{Door, check};
 use super::guest::{Guest, Strangers};
-use super::patient::Patient;
+use super::patient::{Leisure, Patient};
 use super::token::{OWNER, Tokens};
 use super::{Api, router};
 use crate::handle::Handle;
@@ -102,6 +102,8 @@ pub async fn serve(handle: Handle) -> Result<Server, RunError> {
         let _ = handle.api.set(at);
         let hosts = handle.config.api_hosts.clone();
         let door = open(Door::Tcp { at, hosts, tokens });
+        // A key that somebody types does not wait for the next.
+        let listener = listener.tap_io(|connection| drop(connection.set_nodelay(true)));
         let run = accept(listener, door, MAX_TCP, tasks.clone(), stop.clone());
         tasks.spawn(run.instrument(tracing::info_span!("api", door = %at)));
         let token = handle.dir.file(OWNER);
@@ -188,12 +190,16 @@ where
     settings.timer(TokioTimer::new()).header_read_timeout(HEADER_PATIENCE);
     settings.max_buf_size(MAX_HEADER).max_headers(MAX_HEADERS);
     let (routes, asks) = (TowerToHyperService::new(router), guest.clone());
+    let leisure = Leisure::default();
+    let io = Patient::new(io, WRITE_PATIENCE, leisure.clone());
     let service = service_fn(move |mut request: hyper::Request<Incoming>| {
         request.extensions_mut().insert(asks.clone());
+        request.extensions_mut().insert(leisure.clone());
         routes.call(request)
     });
-    let io = Patient::new(io, WRITE_PATIENCE);
-    let mut connection = pin!(settings.serve_connection(TokioIo::new(io), service));
+    // One that becomes a stream ends here, and goes on where its route has it.
+    let connection = settings.serve_connection(TokioIo::new(io), service).with_upgrades();
+    let mut connection = pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
         () = guest.dismissed() => {

@@ -24,6 +24,8 @@ mod events;
 mod find;
 mod guard;
 mod guest;
+mod images;
+mod jobs;
 mod life;
 mod links;
 mod listen;
@@ -45,7 +47,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::http::{Method, StatusCode, Uri};
-use tokio::sync::Semaphore;
+use tokio::sync::{Mutex, Semaphore};
 
 pub use listen::{Server, serve};
 
@@ -62,11 +64,14 @@ struct Api {
     handle: Handle,
     /// One permit for each stream.
     streams: Arc<Semaphore>,
+    /// Held by whoever asks all members whether they are there.
+    reaching: Arc<Mutex<()>>,
 }
 
 impl Api {
     fn new(handle: Handle) -> Self {
-        Self { handle, streams: Arc::new(Semaphore::new(MAX_STREAMS)) }
+        let streams = Arc::new(Semaphore::new(MAX_STREAMS));
+        Self { handle, streams, reaching: Arc::default() }
     }
 }
 
@@ -90,6 +95,8 @@ fn routes() -> Vec<Route> {
         requests::routes(),
         names::routes(),
         data::routes(),
+        jobs::routes(),
+        images::routes(),
         life::routes(),
         links::routes(),
         events::routes(),

@@ -8,6 +8,7 @@ use super::answer::Answer;
 use super::guard::PROBES;
 use super::route::{Field, Form, Route};
 use super::routes as all;
+use crate::work::stream::frame::PROTOCOL;
 
 pub(super) fn routes() -> Vec<Route> {
     vec![Route::get("/openapi.json", "This description.", show).form(Form::Json)]
@@ -55,6 +56,14 @@ fn operation(route: &Route) -> Value {
         Form::Json => json!({ "application/json": {} }),
         Form::Lines => json!({ "application/x-ndjson": {} }),
         Form::Text => json!({ "text/plain": {} }),
+        Form::Stream => json!({}),
+    };
+    let done = match route.form {
+        Form::Stream => {
+            let upgraded = format!("Frames of {PROTOCOL} in both directions.");
+            json!({ "101": { "description": upgraded } })
+        }
+        _ => json!({ "200": { "description": "Done.", "content": content } }),
     };
     let problem = json!({
         "description": "Refused, failed or not now.",
@@ -63,8 +72,9 @@ fn operation(route: &Route) -> Value {
     let mut operation = json!({
         "summary": route.does,
         "parameters": parameters,
-        "responses": { "200": { "description": "Done.", "content": content }, "default": problem },
+        "responses": done,
     });
+    operation["responses"]["default"] = problem;
     if !route.body.is_empty() {
         let fields = route.body.iter().map(|field| {
             let means = json!({ "type": field.kind, "description": field.means });
@@ -145,6 +155,15 @@ mod tests {
 
     /// The routes that others rely on. One that goes breaks them.
     const PROMISED: &[&str] = &[
+        "get /v1/jobs",
+        "post /v1/jobs",
+        "get /v1/jobs/{job}",
+        "delete /v1/jobs/{job}",
+        "get /v1/jobs/{job}/watch",
+        "get /v1/jobs/{job}/logs",
+        "get /v1/jobs/{job}/explain",
+        "post /v1/jobs/{job}/stop",
+        "post /v1/jobs/{job}/retry",
         "get /v1/status",
         "get /v1/nodes",
         "get /v1/nodes/{node}",
@@ -179,9 +198,16 @@ mod tests {
         "post /v1/data/push",
         "post /v1/data/pull",
         "post /v1/data/verify",
+        "get /v1/jobs/{job}/exec",
+        "get /v1/jobs/{job}/cp",
+        "get /v1/jobs/{job}/port",
+        "get /v1/images",
+        "post /v1/images/push",
+        "post /v1/images/rm",
         "post /v1/leave",
         "post /v1/stop",
         "get /v1/links",
+        "get /v1/reach",
         "get /v1/events",
         "get /v1/config",
         "get /metrics",

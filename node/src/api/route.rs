@@ -32,6 +32,8 @@ pub(super) enum Form {
     Lines,
     /// Text.
     Text,
+    /// Frames in both directions, once the connection is upgraded: see [`crate::work::stream::frame`].
+    Stream,
     /// JSON of a form of its own.
     Json,
 }

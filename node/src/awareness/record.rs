@@ -62,6 +62,8 @@ pub struct Facts {
     /// Its GPUs, in the driver's order.
     #[serde(deserialize_with = "few::<_, _, MAX_GPUS>")]
     pub gpus: Vec<GpuFacts>,
+    /// The version of its Docker; empty if it has none that it may use.
+    pub docker: Text,
 }
 
 /// One network interface.

@@ -64,7 +64,7 @@ impl Machine {
         }
     }
 
-    /// What the machine is made of. GPUs and [`fsync_p99`] are measured elsewhere.
+    /// What the machine is made of. GPUs, Docker and [`fsync_p99`] are looked at elsewhere.
     ///
     /// Once a minute is often enough: a changed fact costs every node a whole record.
     pub fn facts(&self) -> Facts {
@@ -80,6 +80,7 @@ impl Machine {
             fsync_p99_us: 0,
             interfaces: network::interfaces(),
             gpus: Vec::new(),
+            docker: Text::default(),
         }
     }
 

@@ -23,6 +23,7 @@
 
 pub mod catalogue;
 pub mod keep;
+mod laying;
 mod link;
 pub mod pull;
 pub mod push;
@@ -42,6 +43,7 @@ use mesh_storage::store::{Loaded, Store, StoreError};
 use mesh_storage::tree::{self, Materialised, TreeError};
 use mesh_transport::net::Net;
 use tokio::sync::{RwLock, mpsc, watch};
+use tokio::time::{sleep, timeout};
 
 use crate::awareness::hub::Hub;
 use crate::clock;
@@ -50,13 +52,18 @@ use crate::handle::{Whoami, Writer, look_at};
 use crate::party::SealingSecret;
 use crate::seal::PrivateView;
 use crate::state::State;
+use laying::Laying;
 use link::Pace;
-use pull::{How, Phase, Progress, PullError};
+use pull::{Hope, How, Phase, Progress, PullError};
 use serve::Strip;
 use sharing::Sharing;
 
 /// Nodes that nobody counts on and that are asked all the same, at a time.
 const MAX_ASKED: usize = 16;
+/// That somebody does not wait for a directory any more is noticed within this time.
+const NOTICED: Duration = Duration::from_secs(2);
+/// How often a directory is tried that somebody has.
+const TRY_AGAIN: Duration = Duration::from_millis(50);
 
 /// The datasets of this node. Cheap to clone.
 #[derive(Clone)]
@@ -82,6 +89,8 @@ pub struct Inner {
     strips: Mutex<BTreeMap<(NodeId, u64), mpsc::Sender<Strip>>>,
     /// Pulls under way.
     pulls: Mutex<BTreeMap<VersionId, Pulling>>,
+    /// Directories that versions are laid out in.
+    laying: Laying,
     /// The party's private names, as they were last opened.
     private: Mutex<Option<Arc<PrivateView>>>,
     /// Bytes of chunks that were sent to others, and that came from them.
@@ -159,6 +168,7 @@ impl Data {
             sharings: Mutex::default(),
             strips: Mutex::default(),
             pulls: Mutex::default(),
+            laying: Laying::default(),
             private: Mutex::default(),
             sent_bytes: AtomicU64::new(0),
             fetched_bytes: AtomicU64::new(0),
@@ -242,21 +252,32 @@ impl Data {
         shown: impl Fn(&Progress),
     ) -> Result<Progress, PullError> {
         let mut progress = self.begin(found, how);
-        let (fetched, wasted) = {
+        let (fetched, wasted, signs) = {
             let begun = progress.borrow();
-            (begun.fetched, begun.wasted)
+            (begun.fetched, begun.wasted, begun.signs)
         };
+        let mut hope = Hope::new(how.wait, signs, clock::steady());
         loop {
             let mut now = progress.borrow_and_update().clone();
             now.fetched = now.fetched.saturating_sub(fetched);
             now.wasted = now.wasted.saturating_sub(wasted);
             shown(&now);
+            let (left, missing) = (hope.left(&now, clock::steady()), now.missing);
             match now.phase {
                 Phase::Done => return Ok(now),
                 Phase::Failed(error) => return Err(error),
                 _ => {}
             }
-            if progress.changed().await.is_err() {
+            let changed = match left {
+                Some(left) if left.is_zero() => return Err(PullError::Nobody { missing }),
+                Some(left) => match timeout(left, progress.changed()).await {
+                    Ok(changed) => changed,
+                    // There may have been a sign in the last moment.
+                    Err(_) => continue,
+                },
+                None => progress.changed().await,
+            };
+            if changed.is_err() {
                 return Err(PullError::Stopping);
             }
         }
@@ -276,7 +297,7 @@ impl Data {
         let (data, found) = (self.clone(), found.clone());
         tokio::spawn(async move {
             let ended = tokio::select! {
-                ended = data.run_pull(&found, &sender, &pace, how.wait) => ended,
+                ended = data.run_pull(&found, &sender, &pace) => ended,
                 () = data.deserted(found.version, &sender) => Err(PullError::Stopping),
             };
             {
@@ -355,7 +376,8 @@ impl Data {
         if self.is_here(found).await {
             return blocking(move || store.load(hash)).await;
         }
-        let bytes = self.manifest(found, Duration::ZERO).await?;
+        let bytes = self.manifest(found, &|| {}).await?;
+        let bytes = bytes.ok_or(PullError::Nobody { missing: 0 })?;
         let decode = move || {
             let manifest = mesh_storage::manifest::Manifest::decode(&bytes)?;
             Ok(Arc::new(Loaded::new(hash, manifest)))
@@ -372,13 +394,14 @@ impl Data {
         Some((loaded.objects().len(), loaded.chunk_count()))
     }
 
-    /// Lays a version that is here out as a directory. What is damaged on disk is fetched anew first: also says how
-    /// many objects that were.
+    /// Lays a version that is here out as a directory. What is damaged on disk is fetched anew first, as `how` says: also
+    /// says how many objects that were.
     pub async fn lay_out(
         &self,
         found: &Found,
         dir: PathBuf,
         writable: bool,
+        how: How,
         cancel: Arc<AtomicBool>,
         show: impl Fn(u64) + Clone + Send + 'static,
     ) -> Result<(Materialised, usize), LayOutError> {
@@ -386,19 +409,41 @@ impl Data {
         let mut mended = 0;
         for _ in 1..TRIES {
             match self
-                .lay_out_once(found, dir.clone(), writable, cancel.clone(), show.clone())
+                .lay_out_in_turn(found, dir.clone(), writable, cancel.clone(), show.clone())
                 .await
             {
                 Err(LayOutError::Tree(TreeError::Object { .. })) => {
                     let lost = self.lost_objects(found).await;
-                    self.bring(found, How::default(), |_| {}).await?;
+                    self.bring(found, how, |_| {}).await?;
                     mended += lost;
                 }
                 done => return done.map(|laid| (laid, mended)),
             }
         }
-        let done = self.lay_out_once(found, dir, writable, cancel, show).await;
+        let done = self.lay_out_in_turn(found, dir, writable, cancel, show).await;
         done.map(|laid| (laid, mended))
+    }
+
+    /// Waits for an earlier run into the same directory if nobody else does: it ends as soon as it can.
+    async fn lay_out_in_turn(
+        &self,
+        found: &Found,
+        dir: PathBuf,
+        writable: bool,
+        cancel: Arc<AtomicBool>,
+        show: impl Fn(u64) + Clone + Send + 'static,
+    ) -> Result<Materialised, LayOutError> {
+        let begun = clock::steady();
+        loop {
+            let done =
+                self.lay_out_once(found, dir.clone(), writable, cancel.clone(), show.clone()).await;
+            let is_busy = matches!(done, Err(LayOutError::Tree(TreeError::Busy { .. })));
+            let is_late = begun.elapsed() > NOTICED && !self.laying.is_forsaken(&dir);
+            if !is_busy || is_late {
+                return done;
+            }
+            sleep(TRY_AGAIN).await;
+        }
     }
 
     async fn lay_out_once(
@@ -409,8 +454,9 @@ impl Data {
         cancel: Arc<AtomicBool>,
         show: impl Fn(u64) + Send + 'static,
     ) -> Result<Materialised, LayOutError> {
-        let (store, hash) = (self.store.clone(), found.manifest);
+        let (store, hash, laying) = (self.store.clone(), found.manifest, self.laying.clone());
         let work = move || {
+            let _run = laying.enter(&dir, &cancel);
             let now = clock::now();
             let loaded = store.load(hash).map_err(|error| PullError::of(&error))?;
             let _lease = store.lease(hash, now).map_err(|error| PullError::of(&error))?;
@@ -421,7 +467,7 @@ impl Data {
                 progress: Some(&progress),
                 cancel: Some(&cancel),
             };
-            let source = store.objects(&loaded, now);
+            let source = store.objects(&loaded, now).until(cancel.clone());
             Ok(tree::materialise(loaded.manifest(), &dir, &source, options)?)
         };
         match tokio::task::spawn_blocking(work).await {
@@ -459,7 +505,7 @@ async fn blocking<T: Send + 'static>(
 }
 
 /// An error and what it came from, in one line.
-fn chain(error: &dyn std::error::Error) -> String {
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();
     while let Some(error) = next {

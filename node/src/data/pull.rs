@@ -7,21 +7,30 @@
 //!                          └──────────── what came, what is wrong, who is gone ◄─────────┘
 //! ```
 //!
-//! One pull of a version runs at a time, whoever wants it; the others watch the same progress. Dropped or
+//! One pull of a version runs at a time, whoever wants it; the others watch the same progress. It does not give up: whoever
+//! waits for it does, by its own time, and with the last of these it ends. Dropped or
 //! killed, it goes on later from the chunks that are on disk. A peer whose bytes do not hash to their name is
 //! left for good, and nothing of it was written.
 
 use std::collections::BTreeMap;
+use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
 
+use futures::StreamExt as _;
+use futures::stream::FuturesUnordered;
 use mesh_consensus::id::{Hash, NodeId};
 use mesh_consensus::time::Time;
 use mesh_storage::manifest::MAX_MANIFEST_BYTES;
 use mesh_storage::store::{Fetch, Store, StoreError, Wrote};
 use mesh_storage::swarm::{self, Swarm};
 use mesh_transport::codec::encode;
-use mesh_transport::net::{Lane, Net};
+use mesh_transport::frame::read_frame;
+use mesh_transport::net::{Lane, Net, ReceiveHalf};
+use tokio::io::{AsyncRead, ReadBuf};
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{interval, sleep, timeout};
@@ -49,13 +58,15 @@ const FLUSH: Duration = Duration::from_secs(2);
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// How long one peer may take with a manifest.
 const MANIFEST_PATIENCE: Duration = Duration::from_secs(120);
+/// If nothing of a manifest comes for so long, the next peer is asked as well.
+const NEXT_PEER: Duration = Duration::from_millis(500);
 
 /// How a pull goes about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct How {
     /// Bytes a second that it may take, if not all.
     pub limit: Option<u64>,
-    /// Without anything that comes for this long it gives up.
+    /// Without a sign of anybody who has what is missing for this long, it is not waited for any more.
     pub wait: Duration,
 }
 
@@ -80,6 +91,34 @@ pub struct Progress {
     pub wasted: u64,
     /// Peers that give.
     pub peers: usize,
+    /// Chunks that are missing, once the manifest is here.
+    pub missing: usize,
+    /// Changes with every sign that somebody has what is missing: something comes, or there is somebody to ask.
+    pub signs: u64,
+}
+
+/// For how long a pull is still waited for.
+pub(super) struct Hope {
+    wait: Duration,
+    /// The last sign, and when it was seen.
+    signs: u64,
+    since: Instant,
+}
+
+impl Hope {
+    pub(super) fn new(wait: Duration, signs: u64, now: Instant) -> Self {
+        Self { wait, signs, since: now }
+    }
+
+    /// How long the next sign may take, and nothing if it is too late. `None` while no peer is waited for.
+    pub(super) fn left(&mut self, progress: &Progress, now: Instant) -> Option<Duration> {
+        let needs_peers = matches!(progress.phase, Phase::Manifest | Phase::Chunks);
+        if !needs_peers || progress.signs != self.signs {
+            (self.signs, self.since) = (progress.signs, now);
+        }
+        let silent = now.saturating_duration_since(self.since);
+        needs_peers.then(|| self.wait.saturating_sub(silent))
+    }
 }
 
 /// What a pull is about.
@@ -88,6 +127,8 @@ pub enum Phase {
     /// The manifest is on its way.
     #[default]
     Manifest,
+    /// What is here already is being copied.
+    Reusing,
     /// Chunks are.
     Chunks,
     /// Everything is here and is being claimed.
@@ -143,15 +184,24 @@ impl Drop for Kept {
 }
 
 impl Data {
-    /// Brings a version here. Returns once it is whole and claimed.
+    /// Brings a version here. Returns once it is whole and claimed, however long that takes.
     pub(super) async fn run_pull(
         &self,
         found: &Found,
         progress: &watch::Sender<Progress>,
         pace: &Arc<Pace>,
-        wait: Duration,
     ) -> Result<(), PullError> {
-        let bytes = self.manifest(found, wait).await?;
+        let on_sign = || progress.send_modify(|progress| progress.signs += 1);
+        let bytes = loop {
+            match self.manifest(found, &on_sign).await? {
+                Some(bytes) => break bytes,
+                None => sleep(ASK_AGAIN).await,
+            }
+        };
+        progress.send_modify(|progress| {
+            progress.phase = Phase::Reusing;
+            progress.signs += 1;
+        });
         let (store, hash) = (self.store.clone(), found.manifest);
         let begun = blocking(move || store.begin_fetch(bytes, hash, clock::now())).await?;
         self.check_room(begun.missing_bytes()).await?;
@@ -159,7 +209,7 @@ impl Data {
         let fetch = Arc::new(blocking(copied).await?);
         let _kept = Kept(fetch.clone());
         let partly = self.share_partly(found.version, fetch.loaded().clone(), fetch.have());
-        let mut run = Run::new(self, found, &fetch, &partly.sharing, progress, pace, wait)?;
+        let mut run = Run::new(self, found, &fetch, &partly.sharing, progress, pace)?;
         run.fetch_all().await?;
         run.show(Phase::Finishing);
         // What came last must be known before the links end: nobody else may have it yet.
@@ -182,36 +232,54 @@ impl Data {
         if needed <= free { Ok(()) } else { Err(PullError::NoRoom { needed, free }) }
     }
 
-    /// The bytes of the manifest: from here, or from the first peer whose bytes have the right hash. Asks for it again
-    /// and again for as long as `wait`.
+    /// The bytes of the manifest: from here, or from the first peer whose bytes have the right hash; `None` if nobody who
+    /// answers has it. Says `on_sign` whenever some of it comes.
     pub(super) async fn manifest(
         &self,
         found: &Found,
-        wait: Duration,
-    ) -> Result<Vec<u8>, PullError> {
+        on_sign: &(dyn Fn() + Sync),
+    ) -> Result<Option<Vec<u8>>, PullError> {
         let (store, hash) = (self.store.clone(), found.manifest);
         let here =
             move || if store.has(hash)? { store.manifest_bytes(hash).map(Some) } else { Ok(None) };
         if let Some(bytes) = blocking(here).await? {
-            return Ok(bytes);
+            return Ok(Some(bytes));
         }
-        let (net, begun) = (self.net()?, clock::steady());
+        let net = self.net()?;
+        // Some may have come since, and others may have gone.
+        let now = self.find(found.version).await;
+        let mut asked = self.holders(now.as_ref().unwrap_or(found));
+        asked.extend(self.may_have(found.version).await);
+        let mut asked = asked.into_iter();
+        let came = AtomicU64::new(0);
+        let on_bytes = || {
+            came.fetch_add(1, Ordering::Relaxed);
+            on_sign();
+        };
+        let mut asking = FuturesUnordered::new();
+        let mut is_due = true;
         loop {
-            // Some may have come since, and others may have gone.
-            let now = self.find(found.version).await;
-            let mut asked = self.holders(now.as_ref().unwrap_or(found));
-            asked.extend(self.may_have(found.version).await);
-            for node in asked {
-                match timeout(MANIFEST_PATIENCE, ask_manifest(&net, node, found)).await {
-                    Ok(Some(bytes)) => return Ok(bytes),
-                    _ => tracing::debug!(node = %node.short(), "no manifest from this peer"),
+            if is_due {
+                match asked.next() {
+                    Some(node) => {
+                        let ask = ask_manifest(&net, node, found, &on_bytes);
+                        asking.push(timeout(MANIFEST_PATIENCE, ask));
+                    }
+                    None if asking.is_empty() => return Ok(None),
+                    None => {}
                 }
             }
-            let left = wait.saturating_sub(begun.elapsed());
-            if left.is_zero() {
-                return Err(PullError::Nobody { missing: 0 });
+            let seen = came.load(Ordering::Relaxed);
+            tokio::select! {
+                answer = asking.next() => {
+                    if let Some(Ok(Some(bytes))) = answer {
+                        return Ok(Some(bytes));
+                    }
+                    is_due = true;
+                }
+                // One that is silent must not keep us from one that is not.
+                () = sleep(NEXT_PEER) => is_due = came.load(Ordering::Relaxed) == seen,
             }
-            sleep(left.min(ASK_AGAIN)).await;
         }
     }
 }
@@ -236,12 +304,40 @@ fn amount(mib: u64) -> String {
     if mib < 10 * 1024 { format!("{mib} MiB") } else { format!("{} GiB", mib / 1024) }
 }
 
-async fn ask_manifest(net: &Net, node: NodeId, found: &Found) -> Option<Vec<u8>> {
+async fn ask_manifest(
+    net: &Net,
+    node: NodeId,
+    found: &Found,
+    on_bytes: &(dyn Fn() + Sync),
+) -> Option<Vec<u8>> {
     let header = encode(&Header::Manifest { version: found.version }).ok()?;
     let _bulk = net.bulk(node);
-    let mut stream = net.open(node, header, Lane::Bulk).await.ok()?;
-    let bytes = stream.recv_frame(MAX_MANIFEST_BYTES).await.ok()??;
+    let stream = net.open(node, header, Lane::Bulk).await.ok()?;
+    let (_send, receive) = stream.split();
+    let mut receive = Felt { receive, on_bytes };
+    let bytes = read_frame(&mut receive, MAX_MANIFEST_BYTES).await.ok()??;
     (Hash::of(&bytes) == found.manifest).then_some(bytes)
+}
+
+/// A stream that says whenever something comes.
+struct Felt<'a> {
+    receive: ReceiveHalf,
+    on_bytes: &'a (dyn Fn() + Sync),
+}
+
+impl AsyncRead for Felt<'_> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = bytes.filled().len();
+        let read = Pin::new(&mut self.receive).poll_read(context, bytes);
+        if bytes.filled().len() > before {
+            (self.on_bytes)();
+        }
+        read
+    }
 }
 
 /// A pull while it runs.
@@ -262,12 +358,11 @@ struct Run<'a> {
     fetched: u64,
     wasted: u64,
     progress: &'a watch::Sender<Progress>,
-    begun: std::time::Instant,
-    /// When something last came, or somebody was there to ask.
-    hopeful: std::time::Instant,
-    wait: Duration,
+    begun: Instant,
+    /// See [`Progress`].
+    signs: u64,
     /// When what has come was last made durable in time, and who does so now.
-    flushed: std::time::Instant,
+    flushed: Instant,
     flushing: Option<JoinHandle<()>>,
 }
 
@@ -279,7 +374,6 @@ impl<'a> Run<'a> {
         sharing: &'a Sharing,
         progress: &'a watch::Sender<Progress>,
         pace: &Arc<Pace>,
-        wait: Duration,
     ) -> Result<Self, PullError> {
         let lengths: Arc<[u32]> =
             sharing.loaded.manifest().chunks().map(|chunk| chunk.bytes).collect();
@@ -313,8 +407,7 @@ impl<'a> Run<'a> {
             wasted: 0,
             progress,
             begun: now,
-            hopeful: now,
-            wait,
+            signs: progress.borrow().signs,
             flushed: now,
             flushing: None,
         })
@@ -349,7 +442,7 @@ impl<'a> Run<'a> {
                     }
                 }
                 () = sleep(wait) => {}
-                _ = looks.tick() => self.look()?,
+                _ = looks.tick() => self.look(),
                 _ = holders.tick() => {
                     // Some may have come since, and others may have gone.
                     if let Some(found) = self.data.find(self.found.version).await {
@@ -401,7 +494,7 @@ impl<'a> Run<'a> {
         match event {
             // Of one that was dropped meanwhile nothing counts any more.
             Event::Map(node, map) if self.links.contains_key(&node) => {
-                self.hopeful = clock::steady();
+                self.signs += 1;
                 self.swarm.on_peer(now, node, map);
                 let have: Vec<u32> = self.swarm.have().present().map(|n| n as u32).collect();
                 for part in have.chunks(MAX_NAMED) {
@@ -416,7 +509,7 @@ impl<'a> Run<'a> {
             Event::Refused(node, number) => self.swarm.on_refused(now, node, number),
             Event::Began(node, number) => {
                 // However slowly, something comes.
-                self.hopeful = clock::steady();
+                self.signs += 1;
                 self.swarm.on_began(now, node, number);
             }
             Event::Nothing(node) => self.swarm.on_nothing(node),
@@ -449,7 +542,7 @@ impl<'a> Run<'a> {
         });
         match result {
             Ok(Wrote::New(places)) => {
-                self.hopeful = clock::steady();
+                self.signs += 1;
                 self.swarm.on_chunk(now, node, number, true);
                 self.came(number);
                 if places > 1 {
@@ -483,8 +576,8 @@ impl<'a> Run<'a> {
         self.news.push(number);
     }
 
-    /// Tells the others what came, and whether there is hope.
-    fn look(&mut self) -> Result<(), PullError> {
+    /// Tells the others what came, and those who wait how far it is.
+    fn look(&mut self) {
         self.flush_in_time();
         self.tell_news();
         for link in
@@ -493,11 +586,6 @@ impl<'a> Run<'a> {
             self.swarm.on_rtt(link.node, link.rtt);
         }
         self.show(Phase::Chunks);
-        let forsaken = clock::steady().saturating_duration_since(self.hopeful) > self.wait;
-        match forsaken {
-            true => Err(PullError::Nobody { missing: self.swarm.have().missing().count() }),
-            false => Ok(()),
-        }
     }
 
     /// Makes durable what has come, if that was not done for a while; beside the pull, and one at a time.
@@ -538,8 +626,8 @@ impl<'a> Run<'a> {
         let bytes =
             here.filter_map(|n| self.shared.lengths.get(n)).map(|bytes| u64::from(*bytes)).sum();
         let total = self.shared.lengths.iter().map(|bytes| u64::from(*bytes)).sum();
-        let peers = self.swarm.progress().peers;
-        let (fetched, wasted) = (self.fetched, self.wasted);
+        let (peers, missing) = (self.swarm.progress().peers, self.swarm.have().missing().count());
+        let (fetched, wasted, signs) = (self.fetched, self.wasted, self.signs);
         self.progress.send_replace(Progress {
             phase,
             bytes,
@@ -547,6 +635,8 @@ impl<'a> Run<'a> {
             fetched,
             wasted,
             peers,
+            missing,
+            signs,
         });
     }
 }
@@ -563,6 +653,28 @@ impl PullError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pull_is_waited_for_as_long_as_there_are_signs_and_no_longer() {
+        let begun = clock::steady();
+        let at = |seconds: u64| begun + Duration::from_secs(seconds);
+        let secs = |seconds: u64| Some(Duration::from_secs(seconds));
+        let mut hope = Hope::new(Duration::from_secs(5), 7, begun);
+        let mut progress = Progress { signs: 7, ..Progress::default() };
+        assert_eq!(hope.left(&progress, at(4)), secs(1), "whatever is being tried");
+        progress.signs += 1;
+        assert_eq!(hope.left(&progress, at(4)), secs(5));
+        // What is done here takes as long as it takes.
+        for phase in [Phase::Reusing, Phase::Finishing] {
+            progress.phase = phase;
+            assert_eq!(hope.left(&progress, at(1000)), None);
+        }
+        progress.phase = Phase::Chunks;
+        assert_eq!(hope.left(&progress, at(1002)), secs(3));
+        // That more is known of it is no sign.
+        progress.peers += 1;
+        assert_eq!(hope.left(&progress, at(1006)), secs(0));
+    }
 
     #[test]
     fn a_little_of_every_disk_is_left_free() {

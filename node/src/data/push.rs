@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use mesh_consensus::id::{PartyId, VersionId};
-use mesh_storage::import::{self, ImportError, Imported};
+use mesh_storage::import::{self, Apart, ImportError, Imported};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
@@ -24,7 +24,6 @@ use super::{Data, keep};
 use crate::clock;
 use crate::handle::{Ask, WriteError};
 use crate::seal::{PrivateVersion, Record, Spot, seal};
-use crate::state::command::Act;
 use crate::state::data::{
     Body, DataRef, Lineage, Listing, Note, Pick, Plain, Readers, Sealed, VersionNew,
 };
@@ -53,6 +52,8 @@ pub struct Wish {
     pub in_place: bool,
     /// Whether links that lead elsewhere are followed.
     pub follow: bool,
+    /// What is not to be pushed, wherever it is found: the node's own directory.
+    pub apart: Option<Apart>,
     /// Whether to return before there are copies elsewhere.
     pub no_wait: bool,
     /// What it was made from.
@@ -87,6 +88,8 @@ pub struct Pushed {
     pub unchanged: bool,
     /// Bytes that were new to this node's store.
     pub new_bytes: u64,
+    /// Objects that were damaged or gone on this node, and are whole again.
+    pub mended: usize,
     /// Why there are fewer copies than a majority, if so.
     pub shortfall: Option<Shortfall>,
 }
@@ -140,17 +143,18 @@ impl Data {
         let shortfall =
             if wish.no_wait { None } else { self.wait_for_copies(&known, progress).await };
         let known = self.known(known.id).await.unwrap_or(known);
-        Ok(Pushed { known, unchanged, new_bytes: imported.new_bytes, shortfall })
+        let Imported { new_bytes, mended, .. } = imported;
+        Ok(Pushed { known, unchanged, new_bytes, mended, shortfall })
     }
 
-    async fn import(
+    pub(crate) async fn import(
         &self,
         wish: &Wish,
         progress: &watch::Sender<Progress>,
         cancel: Arc<AtomicBool>,
     ) -> Result<Imported, PushError> {
         let (store, path, sender) = (self.store.clone(), wish.path.clone(), progress.clone());
-        let (in_place, follow) = (wish.in_place, wish.follow);
+        let (in_place, follow, apart) = (wish.in_place, wish.follow, wish.apart.clone());
         let work = move || {
             let show = |now: import::Progress| {
                 sender.send_modify(|progress| {
@@ -159,8 +163,13 @@ impl Data {
                     progress.total_bytes = Some(now.bytes_total);
                 });
             };
-            let options =
-                import::Options { in_place, follow, progress: Some(&show), cancel: Some(&cancel) };
+            let options = import::Options {
+                in_place,
+                follow,
+                apart: apart.as_ref(),
+                progress: Some(&show),
+                cancel: Some(&cancel),
+            };
             import::import(&store, &path, options, clock::now())
         };
         let imported = tokio::task::spawn_blocking(work).await.map_err(|_| PushError::NotNow)?;
@@ -173,12 +182,7 @@ impl Data {
     /// Makes it a version, unless the last one is the same.
     async fn publish(&self, wish: &Wish, imported: &Imported) -> Result<(Known, bool), PushError> {
         let party = self.own_party().ok_or(PushError::NotNow)?;
-        // Also those without a node: they may come, or come back, and would find it open.
-        let parties = self.shown.roster.borrow().parties.len();
-        let visibility = wish.visibility.clone().unwrap_or(match parties {
-            1 => Visibility::Open,
-            _ => Visibility::Private,
-        });
+        let visibility = self.visibility(wish);
         for _ in 0..TRIES {
             let latest = DataRef { party: None, name: wish.name.clone(), pick: Pick::Latest };
             if let Ok(last) = self.resolve(&latest).await
@@ -188,7 +192,7 @@ impl Data {
                 return Ok((last, true));
             }
             let id = VersionId(crate::random());
-            let act = self.version(wish, imported, party, &visibility, id).await?;
+            let act = self.version(wish, imported, party, &visibility, id).await?.into();
             match self.writer.write(vec![Ask { act, signed: false }]).await {
                 Ok(_) => {
                     let known = self.known(id).await.ok_or(PushError::NotNow)?;
@@ -204,6 +208,32 @@ impl Data {
         Err(PushError::Race(wish.name.clone()))
     }
 
+    /// Who may read it.
+    fn visibility(&self, wish: &Wish) -> Visibility {
+        // Also those without a node: they may come, or come back, and would find it open.
+        let parties = self.shown.roster.borrow().parties.len();
+        wish.visibility.clone().unwrap_or(match parties {
+            1 => Visibility::Open,
+            _ => Visibility::Private,
+        })
+    }
+
+    /// The version that would be made of what was imported, if `before` others are made in the same command.
+    pub(crate) async fn draft(
+        &self,
+        wish: &Wish,
+        imported: &Imported,
+        before: u64,
+    ) -> Result<VersionNew, PushError> {
+        let party = self.own_party().ok_or(PushError::NotNow)?;
+        let (visibility, id) = (self.visibility(wish), VersionId(crate::random()));
+        let mut new = self.version(wish, imported, party, &visibility, id).await?;
+        if let Some(revision) = &mut new.revision {
+            *revision += before;
+        }
+        Ok(new)
+    }
+
     async fn version(
         &self,
         wish: &Wish,
@@ -211,7 +241,7 @@ impl Data {
         party: PartyId,
         visibility: &Visibility,
         id: VersionId,
-    ) -> Result<Act, PushError> {
+    ) -> Result<VersionNew, PushError> {
         let private = self.private().await.ok_or(PushError::NotNow)?;
         let (name, view) = (wish.name.clone(), private.clone());
         let number = self.look(move |state| view.next_number(state, party, &name)).await;
@@ -244,11 +274,11 @@ impl Data {
         };
         let revision = body.is_sealed().then(|| private.revision());
         let holders = BTreeSet::from([self.whoami.node]);
-        Ok(VersionNew { party, id, revision, copies: wish.copies, holders, body }.into())
+        Ok(VersionNew { party, id, revision, copies: wish.copies, holders, body })
     }
 
     /// Waits until a majority of the copies is durable. Says why not, if too few nodes could have one.
-    async fn wait_for_copies(
+    pub(crate) async fn wait_for_copies(
         &self,
         known: &Known,
         progress: &watch::Sender<Progress>,
@@ -278,20 +308,29 @@ impl Data {
             let (able, if_awake) = self.able_to_hold(known.id).await;
             // Somebody may be about to join, or to wake up; not for long.
             if copies + able < enough && begun.elapsed() > Duration::from_secs(2) {
-                let more = enough - copies;
-                let why = format!(
-                    "{more} more should stand before a node is lost, and {} can have one now",
-                    match able {
-                        0 => "no other node".to_owned(),
-                        1 => "1 other node".to_owned(),
-                        n => format!("{n} other nodes"),
-                    }
-                );
-                let timed_out = copies + if_awake >= enough;
-                return Some(Shortfall { why, timed_out });
+                return Some(Shortfall::of(enough - copies, able, if_awake));
             }
             sleep(LOOK).await;
         }
+    }
+}
+
+impl Shortfall {
+    /// So many copies should stand beside those that do. So many other nodes could have one now, and if all were awake.
+    fn of(more: usize, able: usize, if_awake: usize) -> Self {
+        let nodes = |count: usize, other: &str| match count {
+            0 => format!("no {other}node"),
+            1 => format!("1 {other}node"),
+            n => format!("{n} {other}nodes"),
+        };
+        let timed_out = if_awake >= more;
+        let hope = match (timed_out, if_awake.saturating_sub(able)) {
+            (true, 1) => "1 node that could have one does not answer".to_owned(),
+            (true, silent) => format!("{} that could have one do not answer", nodes(silent, "")),
+            (false, _) => format!("{} can have one now", nodes(able, "other ")),
+        };
+        let why = format!("{more} more should stand before a node is lost, and {hope}");
+        Self { why, timed_out }
     }
 }
 
@@ -301,5 +340,23 @@ pub struct Cancel(pub Arc<AtomicBool>);
 impl Drop for Cancel {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_push_tells_whether_it_waits_for_nodes_that_do_not_answer_or_for_nobody() {
+        let told = |more, able, if_awake| {
+            let Shortfall { why, timed_out } = Shortfall::of(more, able, if_awake);
+            (why.split_once(", and ").map(|(_, hope)| hope.to_owned()).unwrap_or(why), timed_out)
+        };
+        let silent = |text: &str| (text.to_owned(), true);
+        assert_eq!(told(1, 0, 1), silent("1 node that could have one does not answer"));
+        assert_eq!(told(2, 1, 3), silent("2 nodes that could have one do not answer"));
+        assert_eq!(told(1, 0, 0), ("no other node can have one now".to_owned(), false));
+        assert_eq!(told(3, 1, 2), ("1 other node can have one now".to_owned(), false));
     }
 }

@@ -4,7 +4,8 @@
 //!   this node is counted on for is fetched anew, and if that fails the state is told that the copy is lost.
 //! - **Forget.** The bytes of a version that is no longer in the state, or that this node's party may no longer read,
 //!   are deleted unless somebody uses them, pinned or not: nobody could name it any more to take the pin off. A version
-//!   that the state no longer counts on here may be evicted.
+//!   that the state no longer counts on here may be evicted. What a pull has left of such a version that did not come to
+//!   its end goes as well.
 //! - **Evict.** When the disk is fuller than [`HIGH`], what was not used for the longest time goes until it is
 //!   at [`LOW`]. What is counted on, pinned or in use stays.
 //! - **Quarantine.** What was found damaged is deleted after [`QUARANTINE`]; where room is needed, as soon as it was
@@ -35,6 +36,8 @@ const HIGH: u64 = 80;
 const LOW: u64 = 60;
 /// For so long what is damaged can be looked at, and what is good of it be used to mend it.
 const QUARANTINE: Duration = Duration::from_secs(7 * 24 * 3600);
+/// What was fetched in part goes if nobody touched it for so long and it is unknown what it was for.
+const LEFT_OVER: Duration = Duration::from_secs(7 * 24 * 3600);
 /// How long somebody is waited for who has what was lost here: others wait for the same hands.
 const HOPE: Duration = Duration::from_secs(5);
 /// However long nothing seems wrong, what is counted on is looked for again after so many rounds.
@@ -64,6 +67,9 @@ pub(crate) async fn run(handle: Handle) {
         data.empty_quarantine().await;
         // What the mesh has agreed on must be known here before anything is deleted for not being in it.
         if handle.barrier().await.is_ok() {
+            if round.is_multiple_of(LOOK_AGAIN) {
+                loose.spoken_of = None;
+            }
             loose = data.forget(&loose).await;
         }
         data.make_room().await;
@@ -77,6 +83,8 @@ struct Loose {
     pinned: BTreeSet<Hash>,
     /// Of no version at all.
     unspoken: BTreeSet<Hash>,
+    /// What it did speak of. If something of that has gone, a pull may have left something of it.
+    spoken_of: Option<BTreeSet<Hash>>,
 }
 
 /// Tests of real processes cannot wait for minutes.
@@ -229,6 +237,18 @@ fn let_go(
             Err(error) => tracing::debug!(manifest = %hash, %error, "it stays for now"),
         }
     }
+    let has_gone = |known: &BTreeSet<Hash>| !known.is_subset(spoken_of);
+    if before.spoken_of.as_ref().is_none_or(has_gone) {
+        let bytes =
+            store.drop_leftovers(|hash| spoken_of.contains(&hash), LEFT_OVER, clock::now())?;
+        if bytes > 0 {
+            tracing::info!(
+                bytes,
+                "what pulls have left that did not come to their end was deleted"
+            );
+        }
+    }
+    loose.spoken_of = Some(spoken_of.clone());
     Ok(loose)
 }
 
@@ -269,6 +289,29 @@ mod tests {
             }
             assert_eq!(goes_in(&store, hash, false), Some(2), "{pins:?}");
         }
+    }
+
+    #[test]
+    fn what_a_pull_has_left_goes_with_its_version() {
+        let (_home, origin, hash) = store();
+        let home = TempDir::new().unwrap();
+        let store = Store::open(home.path()).unwrap();
+        let loaded = origin.load(hash).unwrap();
+        let chunk = origin.read_chunk(&loaded, 0, clock::now()).unwrap();
+        let bytes = origin.manifest_bytes(hash).unwrap();
+        let fetch = store.fetch(bytes, hash, clock::now()).unwrap();
+        fetch.write(0, &chunk).unwrap();
+        fetch.flush().unwrap();
+        drop(fetch);
+        assert!(loaded.chunk_count() > 1, "it would be whole");
+        let (none, spoken_of) = (BTreeSet::new(), BTreeSet::from([hash]));
+        let mut loose = Loose::default();
+        for _ in 0..2 {
+            loose = let_go(&store, &none, &spoken_of, &loose).unwrap();
+            assert!(store.usage().unwrap().partial > 0, "somebody may go on with it");
+        }
+        let_go(&store, &none, &none, &loose).unwrap();
+        assert_eq!(store.usage().unwrap().partial, 0);
     }
 
     #[test]

@@ -132,7 +132,14 @@ impl Mode {
                 (part, status.role, status.term, status.leader, status.commit)
             }
             _ if replica.index() == 0 => (Part::Joining, Role::Follower, 0, None, 0),
-            _ => (Part::Watcher, Role::Follower, replica.term(), None, replica.index()),
+            Mode::Watching(watching) => {
+                // At its seat it may have seen later terms than that of the last entry.
+                let term = watching.log.hard_state().term.max(replica.term());
+                (Part::Watcher, Role::Follower, term, None, replica.index())
+            }
+            Mode::Broken { .. } => {
+                (Part::Watcher, Role::Follower, replica.term(), None, replica.index())
+            }
         };
         Pulse {
             part,

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use mesh_consensus::admit::Refused as NotHeard;
+use mesh_consensus::admit::{MAX_LEAP, Refused as NotHeard};
 use mesh_consensus::bookmark::Bookmark;
 use mesh_consensus::core::Role;
 use mesh_consensus::driver::{Event, Stop, Turn};
@@ -367,10 +367,16 @@ impl Engine {
     /// Shows the rest of the process where we are.
     pub(super) fn publish(&mut self) {
         let mut pulse = self.mode.pulse(self.fresh, self.settled);
-        if let (Part::Watcher, Some((term, leader))) = (pulse.part, self.led) {
+        // What it was told before it sat at the table may be older than what it has seen there, and nobody is believed a
+        // term that raft would not take.
+        let likely = pulse.term..=pulse.term.saturating_add(MAX_LEAP);
+        let told = self.led.filter(|(term, _)| likely.contains(term));
+        if let (Part::Watcher, Some((term, leader))) = (pulse.part, told) {
             (pulse.term, pulse.leader) = (term, leader);
         }
         let before = self.pulse.borrow().clone();
+        // Another server may be behind the one before it, and so may a log that failed and is opened again.
+        pulse.term = pulse.term.max(before.term);
         let revised = pulse.revision != self.roster.borrow().revision
             || self.roster.borrow().config != *self.mode.replica().config();
         if revised {
@@ -378,6 +384,8 @@ impl Engine {
             self.tell_changes(&self.roster.borrow().clone(), &roster);
             self.roster.send_replace(roster);
         }
+        let jobs = self.mode.replica().machine().jobs_revision();
+        self.jobs.send_if_modified(|seen| std::mem::replace(seen, jobs) != jobs);
         self.set_pace();
         pulse.tick = self.tick;
         let patience = match pulse.part {

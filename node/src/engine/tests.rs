@@ -3,6 +3,7 @@
 use mesh_consensus::bookmark::Bookmark;
 
 use super::*;
+use crate::handle::Part;
 use crate::join::{Choices, found};
 
 /// The engine of a mesh that was just founded, and the directory that it stands on.
@@ -116,4 +117,34 @@ fn a_leader_that_has_forgotten_for_whom_it_vouched_stops() {
     assert!(engine.look_for_forgotten_words().is_ok());
     shows(&stranger, vec![me, me]);
     assert!(engine.look_for_forgotten_words().is_ok(), "it is a member itself");
+}
+
+#[test]
+fn the_term_that_is_shown_never_goes_back() {
+    let (_temp, mut engine, _orders, shown) = founded();
+    for _ in 0..100 {
+        if engine.mode.pulse(None, clock::steady()).is_leader() {
+            break;
+        }
+        let _ = engine.turn(vec![Event::Tick { passed: 1 }]);
+    }
+    engine.publish();
+    let at_the_table = shown.pulse.borrow().clone();
+    assert!(at_the_table.is_leader() && at_the_table.term > 1, "{at_the_table:?}");
+    // What it was told when it watched, long ago, and what it is told once it watches again.
+    let (old, other) = (at_the_table.term - 1, NodeId([9; 32]));
+    engine.give_up_seat();
+    for (told, leader) in [(old, None), (u64::MAX, None), (old + 1, Some(other))] {
+        engine.led = Some((told, Some(other)));
+        engine.publish();
+        let pulse = shown.pulse.borrow().clone();
+        assert_eq!((pulse.part, pulse.term), (Part::Watcher, at_the_table.term), "{told}");
+        assert_eq!((pulse.index, pulse.leader), (at_the_table.index, leader), "{told}");
+    }
+    // The next server knows of a later term, and the one after it does not.
+    for told in [old + 3, old + 2] {
+        engine.led = Some((told, None));
+        engine.publish();
+        assert_eq!(shown.pulse.borrow().term, old + 3, "{told}");
+    }
 }

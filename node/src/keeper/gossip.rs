@@ -11,6 +11,7 @@ use mesh_transport::overlay::Heard;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+use crate::awareness::bounded::Text;
 use crate::awareness::gpu;
 use crate::awareness::hub::Peer;
 use crate::awareness::network;
@@ -56,6 +57,7 @@ pub async fn gossip(
         machine: Machine::open(handle.dir.path()),
         gpus: gpu::Watch::start(None, MEASURE),
         fsync_p99_us: fsync_p99_us.unwrap_or(0),
+        docker: Text::default(),
     };
     let mut roster = handle.shown.roster.clone();
     let mut tick = tokio::time::interval(Duration::from_secs(1));
@@ -91,6 +93,9 @@ pub async fn gossip(
                 handle.hub.on_tick();
                 let due = measured.as_ref().is_none_or(|(at, _)| at.elapsed() >= MEASURE);
                 if due {
+                    let docker = handle.executor.docker().await;
+                    let version = docker.map(|docker| docker.facts().version.clone());
+                    meter.docker = Text::new(&version.unwrap_or_default());
                     let record = record(&handle, &mut meter);
                     measured = Some((Instant::now(), record));
                 }
@@ -148,13 +153,18 @@ struct Meter {
     machine: Machine,
     gpus: gpu::Watch,
     fsync_p99_us: u32,
+    docker: Text,
 }
 
 fn record(handle: &Handle, meter: &mut Meter) -> Record {
     let now = clock::steady();
     let sample = meter.gpus.latest(now);
-    let facts =
-        Facts { fsync_p99_us: meter.fsync_p99_us, gpus: sample.facts, ..meter.machine.facts() };
+    let facts = Facts {
+        fsync_p99_us: meter.fsync_p99_us,
+        gpus: sample.facts,
+        docker: meter.docker.clone(),
+        ..meter.machine.facts()
+    };
     let load = Load { gpus: sample.load, ..meter.machine.load(now) };
     let roster = handle.roster();
     let own = roster.members.get(&handle.whoami.node).map(|place| place.name.to_string());
@@ -162,8 +172,8 @@ fn record(handle: &Handle, meter: &mut Meter) -> Record {
     let mut record = Record {
         data: handle.hub.here(),
         overlay: advertised(&handle.config, &overlay),
-        name: crate::awareness::bounded::Text::new(own.as_deref().unwrap_or_default()),
-        version: crate::awareness::bounded::Text::new(env!("CARGO_PKG_VERSION")),
+        name: Text::new(own.as_deref().unwrap_or_default()),
+        version: Text::new(env!("CARGO_PKG_VERSION")),
         facts,
         load,
     };

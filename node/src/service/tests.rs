@@ -82,7 +82,9 @@ fn peers() -> (tempfile::TempDir, Peers, watch::Sender<Pulse>) {
         hub: hub.clone(),
         sealing: sealing.clone(),
     });
-    let peers = Peers { whoami, chain, shown, orders, hub, secret, sealing, sponsor, dir, data };
+    let work = crate::work::Work::new(dir.path());
+    let peers =
+        Peers { whoami, chain, shown, orders, hub, secret, sealing, sponsor, dir, data, work };
     (temp, peers, pulse)
 }
 

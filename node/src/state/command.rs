@@ -3,7 +3,8 @@
 //! A kind has a number for ever and belongs to the level at which it came; a new one goes to the
 //! end of the list below. Its struct holds only what has a bound: keys, numbers, hashes, a
 //! [`Name`]. So no command is larger than a few hundred bytes, whoever sends it; but for those that
-//! carry the body of a version, with [`MAX_ACT_BYTES`].
+//! carry the body of a version, with [`MAX_ACT_BYTES`], a job's spec ([`crate::job::spec::MAX_SPEC_BYTES`])
+//! or a plan ([`super::jobs::MAX_PLACES`]).
 //!
 //! ```text
 //! command body = the kind's struct ‖ Option<PartySignature>        (postcard)
@@ -18,6 +19,7 @@ use mesh_consensus::time::Time;
 use serde::{Deserialize, Serialize};
 
 pub use super::data::acts::{Hold, TagSet, VersionBody, VersionDrop, VersionNew};
+pub use super::jobs::acts::{Assign, JobForget, JobStop, JobSubmit, TaskDone, TaskKeep, TaskNews};
 use super::label::LabelValue;
 use super::level::{Level, Version};
 use super::name::Name;
@@ -135,6 +137,20 @@ kinds! {
     22 Hold level 4;
     /// A party takes back a request that it opened.
     23 RequestWithdraw level 5;
+    /// A node submits a job of its party.
+    24 JobSubmit level 6;
+    /// A node asks for the end of a job of its party.
+    25 JobStop level 6;
+    /// A node drops a job of its party that is over.
+    26 JobForget level 6;
+    /// A voter says what ends and what is placed.
+    27 Assign level 6;
+    /// A node tells how far an attempt is.
+    28 TaskNews level 6;
+    /// A node tells that a task is done, and what it leaves behind.
+    29 TaskDone level 6;
+    /// A node keeps what a task has come to so far.
+    30 TaskKeep level 6;
 }
 
 /// A party makes a ticket. Needs the signature of that party.
@@ -414,7 +430,10 @@ mod tests {
             assert_eq!(Act::decode(&act.command()), Some((act.clone(), None)));
             let signature = sign_party_act(&party(1), &slot, &act);
             let command = act.with(Some(&signature));
-            let bound = if act.kind() == 18 || act.kind() == 20 { MAX_ACT_BYTES } else { 512 };
+            let bound = match act.kind() {
+                18 | 20 | 29 | 30 => MAX_ACT_BYTES,
+                _ => 512,
+            };
             assert!(command.body.len() <= bound, "{}", command.body.len());
             assert_eq!(Act::decode(&command), Some((act, Some(signature))));
         }

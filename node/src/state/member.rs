@@ -138,6 +138,7 @@ impl Facts {
         }
         // Nor may anyone count on the copies of data that it had; it will say which are still there.
         self.data.forget(at.author);
+        self.forget_tasks_of(at.author);
         Ok(())
     }
 
@@ -206,6 +207,7 @@ impl Facts {
             self.members.remove(&node);
             self.extras.forget(node);
             self.data.forget(node);
+            self.forget_tasks_of(node);
             self.removed.insert(node);
         }
     }

@@ -1,4 +1,4 @@
-//! What all members agree on: parties, members, tickets, invites, requests, names, labels, data,
+//! What all members agree on: parties, members, tickets, invites, requests, names, labels, data, jobs,
 //! raft's tick and the level.
 //!
 //! [`State`] is what the log of commands makes of itself. It owns every rule of *who may do what*
@@ -12,13 +12,14 @@
 //!         ─► did the party sign it, here?       party.rs
 //!         ─► the rules of its kind              ticket.rs invite.rs member.rs label.rs request.rs
 //!                                               decided.rs name.rs level.rs extras.rs data.rs
+//!                                               jobs.rs
 //!         ─► done, or refused with a number     refusal.rs
 //! ```
 //!
 //! A refused command changes nothing at all. A configuration of raft is judged by `seats.rs`.
 //!
 //! A snapshot is the level, then the rest, in postcard; what came with level 3 follows, then what came
-//! with level 4, and then what came with level 5. The level comes first so that a binary that cannot
+//! with level 4, and so on. The level comes first so that a binary that cannot
 //! read what follows can still say which version can. Something new in the state at a new level must
 //! leave the encoding at the older levels as it is: while the level is not raised, old and new binaries
 //! sign the same digests.
@@ -30,6 +31,7 @@ pub mod extras;
 pub mod founding;
 mod handover;
 pub mod invite;
+pub mod jobs;
 pub mod label;
 pub mod level;
 pub mod member;
@@ -63,6 +65,7 @@ use decided::Decided;
 use extras::Extras;
 use founding::{Founding, FoundingError};
 use invite::Invitation;
+use jobs::Jobs;
 use label::LabelValue;
 use level::Level;
 use member::Member;
@@ -84,6 +87,8 @@ pub struct State {
     revision: u64,
     /// See [`State::data_revision`]. The same goes for it.
     data_revision: u64,
+    /// See [`State::jobs_revision`]. The same goes for it.
+    jobs_revision: u64,
     facts: Facts,
 }
 
@@ -154,6 +159,9 @@ struct Facts {
     /// Likewise. The oldest comes first.
     #[serde(skip)]
     decided: VecDeque<Decided>,
+    /// Likewise.
+    #[serde(skip)]
+    jobs: Jobs,
 }
 
 impl State {
@@ -186,12 +194,12 @@ impl State {
         facts.last_admission = FOUNDERS_SEAT.0;
         facts.founding = Some(founding);
         let revision = next_revision();
-        Ok(Self { supports, revision, data_revision: revision, facts })
+        Ok(Self { supports, revision, data_revision: revision, jobs_revision: revision, facts })
     }
 
     /// An empty state that waits to be restored. Nobody may write to it.
     pub fn blank(supports: u16) -> Self {
-        Self { supports, revision: 0, data_revision: 0, facts: Facts::default() }
+        Self { supports, revision: 0, data_revision: 0, jobs_revision: 0, facts: Facts::default() }
     }
 
     /// The highest level that this binary knows.
@@ -311,7 +319,7 @@ impl State {
         self.facts.extras.tick()
     }
 
-    /// Grows whenever anything but names and data may have changed, so that whoever watches the state
+    /// Grows whenever anything but names, data and jobs may have changed, so that whoever watches the state
     /// can pass over the many entries that are only about those. It is this process's own: two nodes with one
     /// state have different revisions, and so has one node after a restart.
     pub fn revision(&self) -> u64 {
@@ -335,7 +343,7 @@ impl State {
 
     /// Does what a command says, or tells why not. The order is the one drawn in the module.
     fn act(&mut self, at: &At, command: &Command) -> Result<(), Stop> {
-        let Self { supports, data_revision, facts, .. } = self;
+        let Self { supports, data_revision, jobs_revision, facts, .. } = self;
         if command.kind >= facts.level.kinds {
             return Err(Refusal::UnknownKind.into());
         }
@@ -374,10 +382,22 @@ impl State {
             Act::TagSet(act) => facts.tag_set(at, act)?,
             Act::Hold(act) => facts.hold(at, &act)?,
             Act::RequestWithdraw(act) => facts.request_withdraw(at, &act, signed?)?,
+            Act::JobSubmit(act) => facts.job_submit(at, act)?,
+            Act::JobStop(act) => facts.job_stop(at, &act)?,
+            Act::JobForget(act) => facts.job_forget(at, &act)?,
+            Act::Assign(act) => facts.assign(at, act)?,
+            Act::TaskNews(act) => facts.task_news(at, act)?,
+            Act::TaskDone(act) => facts.task_done(at, act)?,
+            Act::TaskKeep(act) => facts.task_keep(at, act)?,
         }
         match topic {
             Topic::Names => {}
             Topic::Data => *data_revision = next_revision(),
+            Topic::Jobs => *jobs_revision = next_revision(),
+            Topic::Both => {
+                *data_revision = next_revision();
+                *jobs_revision = *data_revision;
+            }
             Topic::Rest => self.touch(),
         }
         Ok(())
@@ -387,6 +407,7 @@ impl State {
     fn touch(&mut self) {
         self.revision = next_revision();
         self.data_revision = self.revision;
+        self.jobs_revision = self.revision;
     }
 }
 
@@ -394,6 +415,9 @@ impl State {
 enum Topic {
     Names,
     Data,
+    Jobs,
+    /// Jobs that make data, or end and drop what they kept.
+    Both,
     /// Anything: members that go take their copies of data with them.
     Rest,
 }
@@ -407,6 +431,15 @@ impl Topic {
             | Act::VersionBody(_)
             | Act::TagSet(_)
             | Act::Hold(_) => Topic::Data,
+            Act::JobSubmit(_) => Topic::Jobs,
+            Act::Assign(act) if act.ends.is_empty() => Topic::Jobs,
+            Act::TaskNews(act) if !matches!(act.news, jobs::News::Ended(_)) => Topic::Jobs,
+            Act::JobStop(_)
+            | Act::JobForget(_)
+            | Act::Assign(_)
+            | Act::TaskNews(_)
+            | Act::TaskDone(_)
+            | Act::TaskKeep(_) => Topic::Both,
             _ => Topic::Rest,
         }
     }
@@ -474,7 +507,8 @@ impl Facts {
             ),
         ];
         let flaw = rules.into_iter().find(|(holds, _)| !holds).map(|(_, flaw)| flaw);
-        flaw.or_else(|| self.flaw_in_extras()).or_else(|| self.flaw_in_data())
+        let flaw = flaw.or_else(|| self.flaw_in_extras()).or_else(|| self.flaw_in_data());
+        flaw.or_else(|| self.flaw_in_jobs())
     }
 }
 
@@ -511,16 +545,20 @@ impl StateMachine for State {
         if self.facts.level.number >= decided::SINCE {
             bytes = bytes.and_then(|bytes| postcard::to_extend(&self.facts.decided, bytes));
         }
+        if self.facts.level.number >= jobs::SINCE {
+            bytes = bytes.and_then(|bytes| postcard::to_extend(&self.facts.jobs, bytes));
+        }
         bytes.expect("the state holds nothing that postcard cannot encode")
     }
 
     fn weight(&self) -> u64 {
-        let Facts { members, removed, tickets, requests, names, data, decided, .. } = &self.facts;
+        let Facts { members, removed, tickets, requests, names, data, decided, jobs, .. } =
+            &self.facts;
         let names: usize = names.values().map(BTreeMap::len).sum();
         let requests = requests.len() + decided.len();
         let others = members.len() + removed.len() + tickets.len() + requests;
         // A name takes some thirty bytes and its hash as many; a member or a ticket about twice that.
-        (64 * names + 128 * others) as u64 + data.weight()
+        (64 * names + 128 * others) as u64 + data.weight() + jobs.weight()
     }
 
     fn restore(&mut self, bytes: &[u8]) -> Result<(), Halt> {
@@ -546,6 +584,10 @@ impl StateMachine for State {
         if level.number >= decided::SINCE {
             (facts.decided, rest) = postcard::take_from_bytes(rest).map_err(|_| undecodable())?;
         }
+        if level.number >= jobs::SINCE {
+            (facts.jobs, rest) = postcard::take_from_bytes(rest).map_err(|_| undecodable())?;
+            facts.jobs.weigh();
+        }
         if !rest.is_empty() {
             return Err(undecodable());
         }
@@ -553,7 +595,8 @@ impl StateMachine for State {
             return Err(damaged(flaw));
         }
         let (supports, revision) = (self.supports, next_revision());
-        let restored = Self { supports, revision, data_revision: revision, facts };
+        let (data_revision, jobs_revision) = (revision, revision);
+        let restored = Self { supports, revision, data_revision, jobs_revision, facts };
         // Maps out of order and numbers written the long way decode as well, but no node wrote
         // them: this one would give a digest that differs from what it was given.
         if restored.snapshot() != bytes {

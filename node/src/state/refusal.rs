@@ -112,6 +112,18 @@ refusals! {
 
     // Parties that are not there.
     62 PartyAbsent "the party has no node in the mesh, and so no say";
+
+    // Jobs.
+    63 JobTaken "a job with this id exists";
+    64 NoSuchJob "there is no such job: it was never submitted, or was dropped";
+    65 BadJob "the job's description has a flaw";
+    66 JobLives "the job is not over";
+    67 TooManyJobs "the party has as many jobs in the state as it may have";
+    68 StalePlan "the plan was made from an older state";
+    69 BadPlan "the plan is not one";
+    70 Fenced "the attempt does not count any more: the task was given elsewhere, or has ended";
+    71 StaleNews "the attempt is further already";
+    72 BadProduct "the job makes no such version";
 }
 
 impl Refusal {
@@ -152,5 +164,6 @@ mod tests {
         assert_eq!(Refusal::NumberTaken.code(), 49);
         assert_eq!(Refusal::TooMuchData.code(), 61);
         assert_eq!(Refusal::PartyAbsent.code(), 62);
+        assert_eq!(Refusal::Fenced.code(), 70);
     }
 }

@@ -36,6 +36,64 @@ fn stands(node: &Node) -> Option<u64> {
     if reply.status == 404 { None } else { reply.item()["version"].as_u64() }
 }
 
+/// Makes the next version of `scans`, for all to see while there is one party.
+fn push(node: &Node, dir: &Path, content: &str) -> u64 {
+    std::fs::write(dir.join("scan"), content).unwrap();
+    let body = json!({ "path": dir, "name": "scans", "no_wait": true });
+    let pushed = node.ask("POST", "/v1/data/push", &body.to_string());
+    assert!(pushed.status == 200 && !pushed.text.contains("\"error\""), "{pushed:?}");
+    node.get("/v1/data/show?ref=scans").item()["version"].as_u64().unwrap()
+}
+
+/// Changes who may read a version of `scans`.
+fn share(node: &Node, verb: &str, number: u64, more: &Value) -> Value {
+    let mut body = json!({ "ref": format!("scans@{number}") });
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    node.ask("POST", &format!("/v1/data/{verb}"), &body.to_string()).item()
+}
+
+#[test]
+fn tags_go_along_when_a_version_is_made_private_and_when_it_is_shared_again() {
+    let (node, dir) = (Node::start(), tempfile::tempdir().unwrap());
+    assert_eq!(push(&node, dir.path(), "one"), 1);
+    assert_eq!(tag(&node, 1, &json!({})).status, 200);
+    let kept = share(&node, "unshare", 1, &json!({}));
+    assert_eq!((&kept["visibility"], &kept["tags"]), (&json!("private"), &json!(["clean"])));
+    assert_eq!((&kept["dropped_tags"], stands(&node)), (&json!([]), Some(1)));
+    let seen = node.handle.look(|see| {
+        let state = see.replica.machine();
+        state
+            .parties()
+            .keys()
+            .flat_map(|party| state.data_names(*party))
+            .any(|(_, n)| !n.tags.is_empty())
+    });
+    let seen = tokio::runtime::Runtime::new().unwrap().block_on(seen).unwrap();
+    assert!(!seen, "others see a tag of what is private");
+
+    // It moves to what all can see, and back.
+    assert_eq!(push(&node, dir.path(), "two"), 2);
+    assert_eq!(tag(&node, 2, &json!({ "expect": 1 })).status, 200);
+    assert_eq!(
+        (stands(&node), &node.get("/v1/data/show?ref=scans@1").item()["tags"]),
+        (Some(2), &json!([]))
+    );
+    assert_eq!(tag(&node, 2, &json!({ "expect": 2, "remove": true })).status, 200);
+    assert_eq!(tag(&node, 1, &json!({ "expect": null })).status, 200);
+
+    // What others see gets a number that none has had.
+    let listed = share(&node, "share", 1, &json!({ "listed": true }));
+    assert_eq!((&listed["version"], &listed["tags"]), (&json!(3), &json!(["clean"])));
+    assert_eq!(listed["old_version"], 1, "{listed}");
+    assert_eq!(stands(&node), Some(3));
+    let open = share(&node, "share", 3, &json!({ "open": true }));
+    assert_eq!((&open["version"], &open["tags"]), (&json!(3), &json!(["clean"])));
+    assert!(open["old_version"].is_null(), "{open}");
+    assert_eq!((&open["dropped_tags"], stands(&node)), (&json!([]), Some(3)));
+    let kept = share(&node, "unshare", 3, &json!({}));
+    assert_eq!((&kept["tags"], stands(&node)), (&json!(["clean"]), Some(3)));
+}
+
 #[test]
 fn each_partys_own_is_this_partys_to_one_who_reads_and_too_many_to_one_who_changes() {
     let (node, _dir) = with_scans();
@@ -81,6 +139,36 @@ fn what_a_reference_would_take_for_something_else_is_no_name_and_no_tag() {
 }
 
 #[test]
+fn data_is_not_shared_with_the_party_that_owns_it() {
+    let (node, dir) = with_scans();
+    for (verb, body) in [
+        ("push", json!({ "path": dir.path(), "name": "scans", "share": ["lab"] })),
+        ("share", json!({ "ref": "scans@1", "with": ["lab"] })),
+        ("unshare", json!({ "ref": "scans@1", "from": ["lab", "lab"] })),
+    ] {
+        let refused = node.ask("POST", &format!("/v1/data/{verb}"), &body.to_string());
+        assert_eq!((refused.status, refused.code().as_str()), (409, "refused"), "{verb}");
+        assert!(refused.text.contains("can always read its own data"), "{refused:?}");
+    }
+}
+
+#[test]
+fn two_names_of_the_same_content_are_both_shown_among_what_takes_room() {
+    let (node, dir) = (Node::start(), tempfile::tempdir().unwrap());
+    std::fs::write(dir.path().join("scan"), "the same").unwrap();
+    for name in ["first", "second"] {
+        let body = json!({ "path": dir.path(), "name": name, "no_wait": true });
+        let pushed = node.ask("POST", "/v1/data/push", &body.to_string());
+        assert!(pushed.status == 200 && !pushed.text.contains("\"error\""), "{pushed:?}");
+    }
+    let used = node.get("/v1/data/du").item();
+    let rows = used["items"].as_array().unwrap();
+    let names: Vec<&str> = rows.iter().map(|row| row["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["first", "second"], "{used}");
+    assert_eq!(rows[0]["manifest"], rows[1]["manifest"]);
+}
+
+#[test]
 fn the_nodes_own_directory_is_neither_pushed_nor_pulled_into() {
     let (node, dir) = with_scans();
     let home = node.dir.path().to_path_buf();
@@ -102,6 +190,21 @@ fn the_nodes_own_directory_is_neither_pushed_nor_pulled_into() {
     for path in [home.clone(), home.join("store"), alias.join("run"), around] {
         refused(push(&path));
     }
+    // Nor what is in it by another name, of which the path tells nothing.
+    let tree = tempfile::tempdir_in(dir.path()).unwrap();
+    let by_link = |follow: bool| {
+        let body = json!({ "path": tree.path(), "name": "own", "no_wait": true, "follow": follow });
+        let reply = node.ask("POST", "/v1/data/push", &body.to_string());
+        assert!(reply.text.contains("\"refused\""), "{reply:?}");
+        assert!(reply.text.contains("node's own directory"), "{reply:?}");
+        std::fs::remove_file(tree.path().join("link")).unwrap();
+    };
+    for name in ["node.key", "party.key", "token"] {
+        std::fs::hard_link(home.join(name), tree.path().join("link")).unwrap();
+        by_link(false);
+        std::os::unix::fs::symlink(home.join(name), tree.path().join("link")).unwrap();
+        by_link(true);
+    }
     let back = dir.path().join("none/../alias/x");
     for path in [home.clone(), home.join("store/x/y"), alias.join("x"), back] {
         refused(pull(&path));
@@ -112,6 +215,28 @@ fn the_nodes_own_directory_is_neither_pushed_nor_pulled_into() {
     let laid = pull(&beside);
     assert!(laid.status == 200 && !laid.text.contains("\"error\""), "{laid:?}");
     assert!(beside.join("scan").exists());
+}
+
+#[test]
+fn a_directory_that_another_run_has_is_waited_for_while_that_one_may_have_been_given_up() {
+    let (node, dir) = with_scans();
+    let into = dir.path().join("into");
+    std::fs::create_dir(&into).unwrap();
+    let pull = || {
+        let body = json!({ "ref": "scans", "dir": &into });
+        node.ask("POST", "/v1/data/pull", &body.to_string()).text
+    };
+    let held = std::fs::File::open(&into).unwrap();
+    held.lock().unwrap();
+    let said = pull();
+    assert!(said.contains("\"error\"") && said.contains("being written by another run"), "{said}");
+    let said = std::thread::scope(|scope| {
+        let pulling = scope.spawn(pull);
+        std::thread::sleep(std::time::Duration::from_millis(500));
+        drop(held);
+        pulling.join().unwrap()
+    });
+    assert!(!said.contains("\"error\"") && into.join("scan").exists(), "{said}");
 }
 
 #[test]

@@ -96,6 +96,18 @@ fn an_auditors_token_reads_and_changes_nothing() {
         assert_eq!(reply.status, 403, "{verb} {path}");
         assert!(reply.text.contains("only read"), "{reply:?}");
     }
+    // A command in a task is asked for with GET, and changes what it likes.
+    let upgrade = "Connection: upgrade\r\nUpgrade: mesh-stream/1\r\n";
+    let owner = format!("Host: {}\r\nAuthorization: Bearer {}\r\n", node.tcp(), node.token());
+    for path in ["/v1/jobs/x/exec?command=[]", "/v1/jobs/x/cp?path=a", "/v1/jobs/x/port?port=a"] {
+        let reply = node.say_tcp("GET", path, &format!("{host}{upgrade}"), "");
+        assert_eq!(reply.status, 403, "{path}");
+        assert!(reply.text.contains("only read"), "{reply:?}");
+        // There is no such job; and without an upgrade there is no stream.
+        let status = |headers: &str| node.say_tcp("GET", path, headers, "").status;
+        assert_eq!(status(&format!("{owner}{upgrade}")), 404, "{path}");
+        assert_eq!((status(&owner), status(&host)), (426, 426), "{path}");
+    }
     node.is_up();
 }
 

@@ -19,6 +19,11 @@ fn members_see_one_another_and_a_voter_that_leaves_is_seen_off() {
         });
     }
     first.until("all vote", |node| node.get("/v1/status").item()["voters"] == 3);
+    // On a busy machine an answer may take its time.
+    first.until("the others answer", |node| {
+        let reached = node.get("/v1/reach").items();
+        reached.len() == 2 && reached.iter().all(|one| one["answers"] == true)
+    });
 
     // Any of them takes a write and reads it back at once.
     let to = "3".repeat(64);

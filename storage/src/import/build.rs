@@ -131,6 +131,7 @@ pub(super) fn build(
         bytes: manifest.bytes(),
         files: manifest.files(),
         new_bytes: import.new_bytes.load(Ordering::Relaxed),
+        mended: locked(&import.mended).len(),
         manifest,
         lease,
     })

@@ -85,15 +85,25 @@ impl Import<'_> {
     /// manifest is there. What was read just now may be the only good one: the one that is here is looked at before it is
     /// relied on.
     pub(super) fn is_kept(&self, id: ObjectId, chunks: &[Chunk]) -> Result<bool, ImportError> {
-        Ok(self.store.hold(self.token, id)? && self.store.is_sound(id, chunks, self.now)?)
+        Ok(self.store.hold(self.token, id)? && self.is_sound(id, chunks)?)
     }
 
     /// A copy of our own goes before the user's files, and so must be good.
     pub(super) fn drop_bad_copy(&self, id: ObjectId, chunks: &[Chunk]) -> Result<(), ImportError> {
         if self.store.inner().index.holds(id).map_err(StoreError::from)? == Some(false) {
-            self.store.is_sound(id, chunks, self.now)?;
+            self.is_sound(id, chunks)?;
         }
         Ok(())
+    }
+
+    /// Whether the store's copy of an object is good. If not, it is out of the way, and what was read just now will take
+    /// its place.
+    fn is_sound(&self, id: ObjectId, chunks: &[Chunk]) -> Result<bool, ImportError> {
+        let is_sound = self.store.is_sound(id, chunks, self.now)?;
+        if !is_sound {
+            locked(&self.mended).insert(id);
+        }
+        Ok(is_sound)
     }
 
     fn finish_object(

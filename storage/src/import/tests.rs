@@ -24,7 +24,8 @@ fn refused(path: &Path, options: Options<'_>) -> String {
     error.to_string()
 }
 
-const FOLLOW: Options<'_> = Options { follow: true, in_place: false, progress: None, cancel: None };
+const FOLLOW: Options<'_> =
+    Options { follow: true, in_place: false, apart: None, progress: None, cancel: None };
 const IN_PLACE: Options<'_> = Options { in_place: true, ..FOLLOW };
 
 #[test]
@@ -102,7 +103,7 @@ fn what_was_damaged_in_the_store_is_written_again_from_what_is_imported() {
     let objects = home.path().join("store/objects");
     let files = || -> Vec<_> { planted(&objects).into_keys().map(|p| objects.join(p)).collect() };
     let first = take(&store, root.path());
-    assert_eq!(files().len(), 2, "a file and a pack");
+    assert_eq!((files().len(), first.mended), (2, 0), "a file and a pack");
     for harm in ["flip", "cut", "remove"] {
         for file in files() {
             fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
@@ -116,8 +117,9 @@ fn what_was_damaged_in_the_store_is_written_again_from_what_is_imported() {
                 fs::write(&file, &bytes).unwrap();
             }
         }
-        for options in [IN_PLACE, FOLLOW] {
-            assert_eq!(import(&store, root.path(), options, NOW).unwrap().hash, first.hash);
+        for (options, mended) in [(IN_PLACE, 2), (FOLLOW, 0)] {
+            let again = import(&store, root.path(), options, NOW).unwrap();
+            assert_eq!((again.hash, again.mended), (first.hash, mended), "{harm}");
             let verified = store.verify(first.hash, NOW, |_| {}).unwrap();
             assert!(verified.damaged.is_empty(), "{harm}: {verified:?}");
         }
@@ -182,6 +184,44 @@ fn links_are_followed_inside_the_tree_only_unless_asked() {
     assert_eq!(contents(&store, imported.hash)["link/file"], b"outside");
     symlink(at, outside.path().join("back")).unwrap();
     assert!(refused(at, FOLLOW).contains("that it is in"));
+}
+
+#[test]
+fn what_stays_apart_is_found_by_any_link() {
+    let outside = TempDir::new().unwrap();
+    let home = outside.path().join("node");
+    plant(&home, &[("node.key", b"secret".to_vec()), ("store/deep/object", noise(9_000, 1))]);
+    plant(outside.path(), &[("beside", b"fine".to_vec())]);
+    let apart = Apart::of(&home).unwrap();
+    let options = Options { apart: Some(&apart), ..FOLLOW };
+    let root = TempDir::new_in(outside.path()).unwrap();
+    let at = root.path();
+    plant(at, &[("file", b"fine".to_vec())]);
+    let link = at.join("link");
+    let refuse = || {
+        let said = refused(at, options);
+        assert!(said.contains(&*link.display().to_string()), "{said}");
+        assert!(said.contains("node's own directory"), "{said}");
+        fs::remove_file(&link).unwrap();
+    };
+    fs::hard_link(home.join("node.key"), &link).unwrap();
+    assert!(refused(&link, options).contains("node's own directory"));
+    refuse();
+    for target in ["node.key", "", "store", "store/deep", "store/deep/object"] {
+        symlink(home.join(target), &link).unwrap();
+        refuse();
+    }
+    // Also if it is met on the way.
+    symlink(outside.path().join("above"), &link).unwrap();
+    fs::create_dir(outside.path().join("above")).unwrap();
+    symlink(&home, outside.path().join("above/down")).unwrap();
+    assert!(refused(at, options).contains("above/down"));
+    fs::remove_file(outside.path().join("above/down")).unwrap();
+    // What was laid out of the store is one's own.
+    fs::hard_link(home.join("store/deep/object"), at.join("object")).unwrap();
+    symlink(outside.path().join("beside"), at.join("beside")).unwrap();
+    let (_home, store) = store();
+    assert_eq!(import(&store, at, options, NOW).unwrap().files, 3);
 }
 
 #[test]
@@ -320,6 +360,8 @@ fn a_cancelled_import_claims_nothing_and_the_next_goes_on() {
     assert_eq!(planted(&home.path().join("store/tmp")).len(), 0);
     let stored = store.usage().unwrap().objects;
     assert!(stored >= 64 * 300_000, "{stored}");
+    let dropped = store.drop_leftovers(|_| false, std::time::Duration::ZERO, NOW).unwrap();
+    assert_eq!(dropped, 0, "it is for the next one");
     let imported = take(&store, root.path());
     assert_eq!(imported.new_bytes, 200 * 300_000 - stored);
     assert!(store.verify(imported.hash, NOW, |_| ()).unwrap().damaged.is_empty());

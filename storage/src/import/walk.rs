@@ -3,10 +3,9 @@
 use std::fs::{self, Metadata};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
 use std::sync::{Condvar, Mutex, PoisonError};
 
-use super::{ImportError, check_cancel, locked, pipe, unreadable};
+use super::{ImportError, Options, check_cancel, locked, pipe, unreadable};
 use crate::manifest::{ManifestError, check_path};
 use crate::store::files::Stamp;
 
@@ -39,8 +38,7 @@ struct Directory {
 
 struct Walk<'a> {
     root: PathBuf,
-    follow: bool,
-    cancel: Option<&'a AtomicBool>,
+    options: Options<'a>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -55,13 +53,10 @@ struct State {
 }
 
 /// Reads the tree below `path`, or the one file that it is.
-pub(super) fn walk(
-    path: &Path,
-    follow: bool,
-    cancel: Option<&AtomicBool>,
-) -> Result<Vec<Entry>, ImportError> {
+pub(super) fn walk(path: &Path, options: Options<'_>) -> Result<Vec<Entry>, ImportError> {
     let root = fs::canonicalize(path).map_err(unreadable(path))?;
     let meta = fs::metadata(&root).map_err(unreadable(path))?;
+    check_apart(options, path, &root, &meta)?;
     if !meta.is_dir() {
         // The name by which the user called it.
         let name = path.file_name().or(root.file_name()).unwrap_or_default();
@@ -74,7 +69,7 @@ pub(super) fn walk(
         above: vec![(meta.dev(), meta.ino())],
     };
     let state = State { waiting: vec![first], ..State::default() };
-    let walk = Walk { root, follow, cancel, state: Mutex::new(state), changed: Condvar::new() };
+    let walk = Walk { root, options, state: Mutex::new(state), changed: Condvar::new() };
     std::thread::scope(|scope| {
         for _ in 0..pipe::threads() {
             scope.spawn(|| walk.run());
@@ -123,7 +118,7 @@ impl Walk<'_> {
         let fail = || unreadable(&directory.path);
         for item in fs::read_dir(&directory.path).map_err(fail())? {
             let item = item.map_err(fail())?;
-            check_cancel(self.cancel)?;
+            check_cancel(self.options.cancel)?;
             let path = item.path();
             let name = part(&path, &item.file_name(), &directory.name)?;
             let mut meta = item.metadata().map_err(unreadable(&path))?;
@@ -131,6 +126,7 @@ impl Walk<'_> {
             if meta.is_symlink() {
                 (file, meta) = self.resolve(&path, directory)?;
             }
+            check_apart(self.options, &path, &file, &meta)?;
             if meta.is_dir() {
                 let mut above = directory.above.clone();
                 above.push((meta.dev(), meta.ino()));
@@ -150,16 +146,31 @@ impl Walk<'_> {
         let refuse = |why| Err(ImportError::Link { path: path.to_path_buf(), why });
         let Ok(target) = fs::canonicalize(path) else { return refuse("leads nowhere") };
         let meta = fs::metadata(&target).map_err(unreadable(path))?;
-        if !self.follow && !target.starts_with(&self.root) {
+        if !self.options.follow && !target.starts_with(&self.root) {
             return refuse("leads out of the tree (--follow takes it nevertheless)");
         }
-        if !self.follow && !meta.is_file() {
+        if !self.options.follow && !meta.is_file() {
             return refuse("leads to no regular file (--follow takes directories, too)");
         }
         if meta.is_dir() && from.above.contains(&(meta.dev(), meta.ino())) {
             return refuse("leads to a directory that it is in");
         }
         Ok((target, meta))
+    }
+}
+
+/// Refuses what stays apart; `file` is what `shown` leads to.
+fn check_apart(
+    options: Options<'_>,
+    shown: &Path,
+    file: &Path,
+    meta: &Metadata,
+) -> Result<(), ImportError> {
+    match options.apart {
+        Some(apart) if apart.holds(file, meta) => {
+            Err(ImportError::Apart { path: shown.to_path_buf() })
+        }
+        _ => Ok(()),
     }
 }
 

@@ -85,12 +85,34 @@ pub(crate) struct ManifestRow {
     pub(crate) in_place: bool,
 }
 
+/// How the name begins by which an import holds its objects until it has a manifest. No manifest's does.
+const IMPORT: [u8; 8] = *b"imported";
+
+/// A name for an import, that nothing else has.
+pub(crate) fn import_name() -> Hash {
+    let mut name: [u8; 32] = std::array::from_fn(|_| fastrand::u8(..));
+    name[..IMPORT.len()].copy_from_slice(&IMPORT);
+    Hash(name)
+}
+
+/// Whether it is the name of an import.
+pub(crate) fn is_import(name: Hash) -> bool {
+    name.0.starts_with(&IMPORT)
+}
+
 /// Two ids after one another.
 pub(crate) fn pair(left: &[u8; 32], right: &[u8; 32]) -> [u8; 64] {
     let mut key = [0; 64];
     key[..32].copy_from_slice(left);
     key[32..].copy_from_slice(right);
     key
+}
+
+/// The left half of a pair.
+pub(crate) fn left(key: &[u8; 64]) -> [u8; 32] {
+    let mut id = [0; 32];
+    id.copy_from_slice(&key[..32]);
+    id
 }
 
 /// The right half of a pair.
@@ -213,6 +235,17 @@ impl Index {
         let table = self.read()?.open_table(MANIFESTS).map_err(failure)?;
         let row = table.get(&hash.0).map_err(failure)?;
         row.map(|row| decode(row.value())).transpose()
+    }
+
+    /// Who wants to hold an object.
+    pub(crate) fn holders(&self, id: ObjectId) -> Result<Vec<Hash>> {
+        let table = self.read()?.open_table(HOLDERS).map_err(failure)?;
+        let mut found = Vec::new();
+        let (from, to) = pairs(&id.0);
+        for row in table.range::<&[u8; 64]>(&from..=&to).map_err(failure)? {
+            found.push(Hash(right(row.map_err(failure)?.0.value())));
+        }
+        Ok(found)
     }
 
     /// The objects that hold a chunk, and where.

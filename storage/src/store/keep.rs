@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -16,8 +16,8 @@ use mesh_consensus::time::Time;
 use redb::{ReadableTable as _, WriteTransaction};
 
 use super::index::{
-    self, Failure, HOLDERS, LEASES, MANIFESTS, ManifestRow, OBJECTS, PINS, USED, failure, outline,
-    pairs, right,
+    self, Failure, HOLDERS, LEASES, MANIFESTS, ManifestRow, OBJECTS, PINS, USED, failure, left,
+    outline, pairs, right,
 };
 use super::{Store, StoreError, lock};
 use crate::manifest::Manifest;
@@ -341,14 +341,102 @@ impl Store {
             if freed >= wanted {
                 break;
             }
-            let partials = lock(&self.inner.partials);
-            if partials.get(&id).is_none_or(|partial| partial.strong_count() == 0) {
-                freed += allocated(&path);
-                self.inner.files.remove(&self.inner.files.partial(id, "bits"))?;
-                self.inner.files.remove(&path)?;
-            }
+            freed += self.drop_partial(id, &path)?;
         }
         Ok(freed)
+    }
+
+    /// Removes what is here of an object, unless somebody fetches it. How many bytes are free now.
+    fn drop_partial(&self, id: ObjectId, path: &Path) -> Result<u64, StoreError> {
+        // Nobody begins meanwhile.
+        let partials = lock(&self.inner.partials);
+        if partials.get(&id).is_some_and(|partial| partial.strong_count() > 0) {
+            return Ok(0);
+        }
+        let freed = allocated(path);
+        self.inner.files.remove(&self.inner.files.partial(id, "bits"))?;
+        self.inner.files.remove(path)?;
+        Ok(freed)
+    }
+
+    /// Removes what fetches have left that did not come to their end, if none of the manifests that they were for
+    /// `is_needed`: partial objects, and objects that no manifest here has. How many bytes are free now.
+    ///
+    /// After a crash it may be unknown what a partial object was for. It goes if nobody touched it for `older_than`. What an
+    /// import has left stays for the next one.
+    pub fn drop_leftovers(
+        &self,
+        is_needed: impl Fn(Hash) -> bool,
+        older_than: Duration,
+        now: Time,
+    ) -> Result<u64, StoreError> {
+        let suspects = self.seem_left_over(&is_needed)?;
+        let _named = self.inner.names.write().unwrap_or_else(PoisonError::into_inner);
+        let mut freed = 0;
+        for (id, path) in self.partial_files()? {
+            let wanted_by = self.inner.index.holders(id)?;
+            let goes = match wanted_by.is_empty() {
+                true => age(&path, now) > older_than,
+                false => !wanted_by.into_iter().any(&is_needed),
+            };
+            if goes {
+                freed += self.drop_partial(id, &path)?;
+            }
+        }
+        if suspects.is_empty() {
+            return Ok(freed);
+        }
+        let mut objects = Vec::new();
+        self.inner.index.write(|tx| {
+            let leased = leased(tx)?;
+            for id in suspects {
+                if is_left_over(tx, &id.0, &leased, &is_needed)?
+                    && let Some((bytes, false)) = index::drop_object(tx, id)?
+                {
+                    freed += bytes;
+                    objects.push(id);
+                }
+            }
+            Ok::<_, StoreError>(())
+        })?;
+        self.unlink(&[], &objects)?;
+        Ok(freed)
+    }
+
+    /// Objects that may be left over, by a look that stands in nobody's way.
+    fn seem_left_over(
+        &self,
+        is_needed: impl Fn(Hash) -> bool,
+    ) -> Result<Vec<ObjectId>, StoreError> {
+        let tx = self.inner.index.read()?;
+        let mut here = BTreeSet::new();
+        for row in tx.open_table(MANIFESTS).map_err(failure)?.iter().map_err(failure)? {
+            here.insert(Hash(*row.map_err(failure)?.0.value()));
+        }
+        let stays = |name| here.contains(&name) || index::is_import(name) || is_needed(name);
+        let unwanted = |one: Option<(ObjectId, bool)>| one.filter(|(_, is)| !is).map(|(id, _)| id);
+        // The rows of one object follow one another.
+        let (mut suspects, mut last) = (Vec::new(), None::<(ObjectId, bool)>);
+        for row in tx.open_table(HOLDERS).map_err(failure)?.iter().map_err(failure)? {
+            let key = *row.map_err(failure)?.0.value();
+            let (id, is_wanted) = (ObjectId(left(&key)), stays(Hash(right(&key))));
+            last = match last {
+                Some((same, before)) if same == id => Some((id, before || is_wanted)),
+                other => {
+                    suspects.extend(unwanted(other));
+                    Some((id, is_wanted))
+                }
+            };
+        }
+        suspects.extend(unwanted(last));
+        let objects = tx.open_table(OBJECTS).map_err(failure)?;
+        let mut found = Vec::new();
+        for id in suspects {
+            if objects.get(&id.0).map_err(failure)?.is_some() {
+                found.push(id);
+            }
+        }
+        Ok(found)
     }
 
     fn partial_files(&self) -> Result<Vec<(ObjectId, PathBuf)>, StoreError> {
@@ -362,9 +450,19 @@ impl Store {
 }
 
 /// The room that a file takes, which is less than its length if it has holes.
-fn allocated(path: &std::path::Path) -> u64 {
+fn allocated(path: &Path) -> u64 {
     use std::os::unix::fs::MetadataExt as _;
     fs::metadata(path).map_or(0, |meta| meta.blocks() * 512)
+}
+
+/// How long ago a file was last written; not at all if it cannot be told.
+fn age(path: &Path, now: Time) -> Duration {
+    use std::os::unix::fs::MetadataExt as _;
+    let written = fs::metadata(path).map_or(0, |meta| meta.mtime());
+    match u64::try_from(written) {
+        Ok(0) | Err(_) => Duration::ZERO,
+        Ok(seconds) => now.since(Time(seconds.saturating_mul(1000))),
+    }
 }
 
 /// What is pinned or leased.
@@ -415,6 +513,28 @@ fn is_held(tx: &WriteTransaction, id: &[u8; 32], leased: &BTreeSet<Hash>) -> Res
         table.remove(&key).map_err(failure)?;
     }
     Ok(false)
+}
+
+/// Whether manifests wanted the object of which none is here, leased or needed.
+fn is_left_over(
+    tx: &WriteTransaction,
+    id: &[u8; 32],
+    leased: &BTreeSet<Hash>,
+    is_needed: impl Fn(Hash) -> bool,
+) -> Result<bool, Failure> {
+    let manifests = tx.open_table(MANIFESTS).map_err(failure)?;
+    let holders = tx.open_table(HOLDERS).map_err(failure)?;
+    let (from, to) = pairs(id);
+    let mut was_wanted = false;
+    for row in holders.range::<&[u8; 64]>(&from..=&to).map_err(failure)? {
+        let holder = Hash(right(row.map_err(failure)?.0.value()));
+        let is_here = manifests.get(&holder.0).map_err(failure)?.is_some();
+        if is_here || leased.contains(&holder) || index::is_import(holder) || is_needed(holder) {
+            return Ok(false);
+        }
+        was_wanted = true;
+    }
+    Ok(was_wanted)
 }
 
 /// Forgets a manifest and what only it had: bytes that come free, and the objects to remove.

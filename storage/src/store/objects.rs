@@ -10,7 +10,7 @@ use std::io::{self, Write as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use mesh_consensus::id::{Hash, ObjectId};
 use mesh_consensus::time::Time;
@@ -25,6 +25,7 @@ pub struct Objects {
     loaded: Arc<Loaded>,
     places: BTreeMap<ObjectId, usize>,
     now: Time,
+    cancel: Option<Arc<AtomicBool>>,
 }
 
 impl Store {
@@ -75,7 +76,7 @@ impl Store {
     pub fn objects(&self, loaded: &Arc<Loaded>, now: Time) -> Objects {
         let all = loaded.objects().iter().enumerate();
         let places = all.map(|(place, id)| (*id, place)).collect();
-        Objects { store: self.clone(), loaded: loaded.clone(), places, now }
+        Objects { store: self.clone(), loaded: loaded.clone(), places, now, cancel: None }
     }
 }
 
@@ -96,8 +97,23 @@ impl Source for Objects {
 }
 
 impl Objects {
+    /// Once `cancel` is true, whoever waits for an object to be verified need not wait for its end.
+    pub fn until(self, cancel: Arc<AtomicBool>) -> Self {
+        Self { cancel: Some(cancel), ..self }
+    }
+
+    fn go_on(&self) -> io::Result<()> {
+        match &self.cancel {
+            Some(cancel) if cancel.load(Ordering::Relaxed) => {
+                Err(io::ErrorKind::Interrupted.into())
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn verify(&self, object: usize, stamp: Stamp) -> io::Result<()> {
         for number in self.loaded.numbers(object) {
+            self.go_on()?;
             let place = self.loaded.place(number).map_err(io::Error::other)?;
             if !self.store.trusts(&place, stamp, self.now) {
                 self.store.read_chunk(&self.loaded, number, self.now).map_err(io::Error::other)?;
@@ -126,6 +142,7 @@ impl Objects {
         // Its name is not needed, and so nothing is left of it.
         fs::remove_file(&path)?;
         for number in self.loaded.numbers(object) {
+            self.go_on()?;
             let bytes = self.store.read_chunk(&self.loaded, number, self.now);
             file.write_all(&bytes.map_err(io::Error::other)?)?;
         }

@@ -125,6 +125,19 @@ fn what_was_imported_can_be_read() {
 }
 
 #[test]
+fn whoever_does_not_want_an_object_any_more_need_not_wait_until_it_is_verified() {
+    let (home, tree) = (TempDir::new().unwrap(), tree(1));
+    let store = Store::open(home.path()).unwrap();
+    let loaded = store.load(take(&store, tree.path()).hash).unwrap();
+    let cancel = Arc::new(std::sync::atomic::AtomicBool::new(true));
+    let objects = store.objects(&loaded, NOW).until(cancel.clone());
+    let ask = || crate::tree::Source::object(&objects, loaded.objects()[0]);
+    assert_eq!(ask().unwrap_err().kind(), io::ErrorKind::Interrupted);
+    cancel.store(false, std::sync::atomic::Ordering::Relaxed);
+    assert!(ask().is_ok());
+}
+
+#[test]
 fn a_store_is_for_one_process_and_for_no_older_mesh() {
     let home = TempDir::new().unwrap();
     let store = Store::open(home.path()).unwrap();

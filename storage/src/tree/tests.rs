@@ -480,6 +480,19 @@ fn a_run_that_was_cancelled_goes_on() {
 }
 
 #[test]
+fn an_object_that_was_not_read_to_its_end_is_not_blamed() {
+    let (mut store, manifest) = sample();
+    store.files.clear();
+    let cancel = Rc::new(AtomicBool::new(false));
+    let flag = Rc::clone(&cancel);
+    *store.meanwhile.borrow_mut() = Some(Box::new(move || flag.store(true, Ordering::Relaxed)));
+    let dir = TempDir::new().unwrap();
+    let options = Options { cancel: Some(&*cancel), ..Options::default() };
+    let cut = materialise(&manifest, dir.path(), &store, options);
+    assert!(matches!(cut, Err(TreeError::Cancelled)), "{cut:?}");
+}
+
+#[test]
 fn what_a_killed_run_left_is_cleared() {
     let (store, manifest) = sample();
     let dir = TempDir::new().unwrap();

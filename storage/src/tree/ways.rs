@@ -47,7 +47,14 @@ impl Run<'_> {
             return Err(ManifestError::Contradiction("a file of no object").into());
         };
         let error = |source| TreeError::Object { path: entry.path.clone(), object: id, source };
-        let object = self.source.object(id).map_err(error)?;
+        let object = match self.source.object(id) {
+            Ok(object) => object,
+            Err(source) => {
+                // That it was not read to its end says nothing about it.
+                self.go_on()?;
+                return Err(error(source));
+            }
+        };
         let meta = object.file.metadata().map_err(error)?;
         if !meta.is_file() || meta.len() != bytes {
             return Err(damaged(entry, id));

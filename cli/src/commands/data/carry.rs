@@ -45,7 +45,7 @@ pub(super) async fn push(push: &Push, context: &Context) -> Outcome {
 pub(super) fn unacknowledged(made: &Dataset) -> Report {
     let name = made.reference();
     let cause = copies(made).unwrap_or_else(|| "too few copies stand".into());
-    let hint = format!("mesh data show {name}: it is copied as soon as nodes can take it");
+    let hint = format!("mesh data show {name}: it is copied as soon as they do");
     Report::new(Code::Timeout, format!("{name} is made, but not acknowledged yet"), cause, hint)
 }
 
@@ -58,6 +58,7 @@ pub(super) fn pushed(made: &Dataset, work: &Pushed) -> String {
             (new, _) => format!("; {} of it new", bytes(new)),
         };
     }
+    text += &mended(work.mended_objects).map(|mended| format!("; {mended}")).unwrap_or_default();
     if let (Some(read), Some(ms)) = (work.read_bytes, work.elapsed_ms) {
         text += &format!(" (read {} in {})", bytes(read), span(ms));
     }
@@ -107,13 +108,18 @@ pub(super) fn pulled(found: &Dataset, work: &Pulled, dir: Option<&Path>) -> Stri
     }));
     let here = work.local_bytes.filter(|here| *here > 0);
     parts.extend(here.map(|here| format!("{} here already", bytes(here))));
-    let mended = work.mended_objects.filter(|mended| *mended > 0);
-    parts.extend(mended.map(|mended| format!("{} mended", many(mended, "damaged object"))));
+    parts.extend(mended(work.mended_objects));
     if !parts.is_empty() {
         text += &format!("; {}", parts.join(", "));
     }
     text += &work.elapsed_ms.map(|ms| format!(" (in {})", span(ms))).unwrap_or_default();
     clean_lines(&(text + ".\n"))
+}
+
+/// What of the store was found damaged, and is whole again.
+fn mended(objects: Option<u64>) -> Option<String> {
+    let mended = objects.filter(|mended| *mended > 0)?;
+    Some(format!("{} mended", many(mended, "damaged object")))
 }
 
 pub(super) async fn verify(data: &DataRef, context: &Context) -> Outcome {

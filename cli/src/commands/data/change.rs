@@ -4,12 +4,16 @@ use serde_json::{Value, json};
 
 use super::show::{many, visibility};
 use super::{Share, Tag};
-use crate::answers::{Dataset, Removed, Tagged};
+use crate::answers::{Dataset, Removed, Reshared, Tagged};
 use crate::client::Api;
 use crate::context::{Context, note, print, print_json};
 use crate::report::{Code, Outcome, Report};
 use crate::value::{DataRef, Pick};
 use crate::view::{bytes, clean};
+
+/// What becomes of what others have of a version that is no longer shared with them.
+pub(super) const TAKEN_BACK: &str = "The others' nodes are given nothing more of it, and delete what \
+    is in their stores, pinned or not. What was pulled into a directory, or copied elsewhere, stays there.";
 
 pub(super) async fn tag(wanted: &Tag, context: &Context) -> Outcome {
     let Tag { data, tag, expect, rm } = wanted;
@@ -37,7 +41,7 @@ pub(super) async fn share(wanted: &Share, context: &Context) -> Outcome {
     if context.json {
         return print_json(answer.json());
     }
-    readers(&answer.item()?)
+    print(&readers(&answer.item()?, &answer.item()?))
 }
 
 pub(super) async fn unshare(data: &DataRef, from: &[String], context: &Context) -> Outcome {
@@ -46,12 +50,23 @@ pub(super) async fn unshare(data: &DataRef, from: &[String], context: &Context) 
     if context.json {
         return print_json(answer.json());
     }
-    note("What a party has fetched before, it has.");
-    readers(&answer.item()?)
+    note(TAKEN_BACK);
+    print(&readers(&answer.item()?, &answer.item()?))
 }
 
-fn readers(data: &Dataset) -> Outcome {
-    print(&format!("{}.\n", clean(&format!("{} is {}", data.reference(), visibility(data)))))
+/// Who may read a version now, and what has changed with that.
+pub(super) fn readers(data: &Dataset, work: &Reshared) -> String {
+    let name = data.reference();
+    let mut lines = vec![format!("{name} is {}", visibility(data))];
+    lines.extend(work.old_version.map(|old| {
+        let (old, called) = (format!("{}@{old}", data.called()), data.called());
+        format!("It was {old}, and is {name} now: others get to see a number of {called} once")
+    }));
+    if !work.dropped_tags.is_empty() {
+        let tags = work.dropped_tags.join(" ");
+        lines.push(format!("These tags do not stand for {name} any more: {tags}"));
+    }
+    lines.iter().map(|line| format!("{}.\n", clean(line))).collect()
 }
 
 pub(super) async fn pin(data: &DataRef, on: bool, context: &Context) -> Outcome {

@@ -26,21 +26,21 @@ const RATED_AFTER: Duration = Duration::from_millis(200);
 /// How far the node is.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
-pub(super) struct Progress {
+pub(in crate::commands) struct Progress {
     /// `reading`, `copies`, `manifest`, `fetching`, `writing`, `checking`.
-    pub(super) phase: String,
-    pub(super) bytes: u64,
-    pub(super) total_bytes: Option<u64>,
-    pub(super) files: Option<u64>,
-    pub(super) total_files: Option<u64>,
-    pub(super) peers: Option<u64>,
-    pub(super) copies: Option<u64>,
-    pub(super) copies_wanted: Option<u64>,
+    pub(in crate::commands) phase: String,
+    pub(in crate::commands) bytes: u64,
+    pub(in crate::commands) total_bytes: Option<u64>,
+    pub(in crate::commands) files: Option<u64>,
+    pub(in crate::commands) total_files: Option<u64>,
+    pub(in crate::commands) peers: Option<u64>,
+    pub(in crate::commands) copies: Option<u64>,
+    pub(in crate::commands) copies_wanted: Option<u64>,
 }
 
 impl Progress {
     /// What the node does now.
-    pub(super) fn doing(&self) -> Cow<'static, str> {
+    pub(in crate::commands) fn doing(&self) -> Cow<'static, str> {
         match self.phase.as_str() {
             "reading" => "reading".into(),
             "copies" => "copying".into(),
@@ -54,7 +54,7 @@ impl Progress {
     }
 
     /// What there is to say beside bytes, rate and time.
-    pub(super) fn beside(&self) -> String {
+    pub(in crate::commands) fn beside(&self) -> String {
         let mut parts = Vec::new();
         match (self.files, self.total_files) {
             (Some(files), Some(all)) => parts.push(format!("{files}/{all} files")),
@@ -74,7 +74,7 @@ impl Progress {
 
 /// A line, as far as it is understood.
 #[derive(Debug)]
-pub(super) enum Line {
+pub(in crate::commands) enum Line {
     Progress(Progress),
     Done(Answer),
     /// Of a later version.
@@ -82,7 +82,7 @@ pub(super) enum Line {
 }
 
 /// Reads a line. The node's own error is the error.
-pub(super) fn read(line: &str) -> Result<Line, Report> {
+pub(in crate::commands) fn read(line: &str) -> Result<Line, Report> {
     let Ok(mut line) = serde_json::from_str::<Value>(line) else {
         return Err(broken("a line of it is not JSON"));
     };
@@ -104,7 +104,7 @@ pub(super) fn read(line: &str) -> Result<Line, Report> {
 }
 
 /// Does something on a node that takes its time, and answers with what came of it.
-pub(super) async fn follow(
+pub(in crate::commands) async fn follow(
     api: &Api,
     path: &str,
     body: Value,
@@ -133,19 +133,19 @@ pub(super) async fn follow(
 }
 
 /// Whether somebody looks at the bar.
-pub(super) fn is_wanted(json: bool, terminal: bool) -> bool {
+pub(in crate::commands) fn is_wanted(json: bool, terminal: bool) -> bool {
     terminal && !json
 }
 
 /// A bar on standard error. It is wiped away when dropped.
-struct Bar {
+pub(in crate::commands) struct Bar {
     bar: ProgressBar,
     /// The phase that is shown, and whether its end is known.
     at: Option<(String, bool)>,
 }
 
 impl Bar {
-    fn new(wanted: bool) -> Self {
+    pub(in crate::commands) fn new(wanted: bool) -> Self {
         let target =
             if wanted { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
         let bar = ProgressBar::with_draw_target(None, target).with_style(style(false));
@@ -156,7 +156,7 @@ impl Bar {
         Self { bar, at: None }
     }
 
-    fn show(&mut self, progress: &Progress) {
+    pub(in crate::commands) fn show(&mut self, progress: &Progress) {
         let at = (progress.phase.clone(), progress.total_bytes.is_some());
         let turned = self.at.as_ref() != Some(&at);
         if turned {
@@ -183,7 +183,7 @@ impl Drop for Bar {
 }
 
 /// `7.23 MiB/s`; nothing while it is too early to tell.
-pub(super) fn rate(elapsed: Duration, per_sec: f64) -> String {
+pub(in crate::commands) fn rate(elapsed: Duration, per_sec: f64) -> String {
     if elapsed < RATED_AFTER {
         return String::new();
     }

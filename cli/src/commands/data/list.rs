@@ -166,9 +166,12 @@ pub(super) fn usage(usage: &Usage, look: Look) -> String {
         let size = usage.quarantine_bytes.map(|size| format!("{} in ", bytes(size)));
         size.unwrap_or_default() + &many(n, "damaged file")
     });
+    let part = usage.partial_bytes.filter(|part| *part > 0);
+    let part = part.map(|part| format!("{} of pulls that are not at their end", bytes(part)));
     let mut text = facts(
         &[
             ("store", store.unwrap_or_default()),
+            ("partial", part.unwrap_or_default()),
             ("disk free", usage.free_bytes.map(bytes).unwrap_or_default()),
             ("goes", evicts),
             ("quarantine", aside.unwrap_or_default()),

@@ -6,10 +6,11 @@ use clap::Parser;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::carry::{absolute, pulled, pushed, verified};
+use super::carry::{absolute, pulled, pushed, unacknowledged, verified};
+use super::change::{TAKEN_BACK, readers};
 use super::flow::{Line, Progress, is_wanted, rate, read};
 use super::show::{Look, copies};
-use super::{diff, list, show};
+use super::{PUSH, UNSHARE, diff, list, show};
 use crate::answers::{Dataset, Diff, Usage, Verified};
 use crate::args::Args;
 use crate::report::Code;
@@ -290,7 +291,7 @@ mnist@2 → mnist@3: 1 added, 1 removed, 2 changed, 66 as they were; 1.3 KiB new
 fn what_takes_room_is_listed_by_whether_it_may_go() {
     let said: Usage = parsed(json!({
         "store_bytes": 4u64 << 30, "free_bytes": 90u64 << 30, "high_bytes": 16u64 << 30, "low_bytes": 12u64 << 30,
-        "quarantined": 2, "quarantine_bytes": 3u64 << 20, "items": [
+        "partial_bytes": 5u64 << 20, "quarantined": 2, "quarantine_bytes": 3u64 << 20, "items": [
             { "name": "mnist", "version": 3, "bytes": 11_639_193u64, "pinned": false, "durable": true, "last_used_at": null },
             { "name": "xray", "version": 1, "bytes": 3u64 << 30, "pinned": false, "durable": false,
               "last_used_at": "2026-11-16T09:00:00Z" },
@@ -300,6 +301,7 @@ fn what_takes_room_is_listed_by_whether_it_may_go() {
         list::usage(&said, look(60, true)),
         "\
 store       4.0 GiB  █████░░░░░░░░░░░░░░░ 25 % of 16.0 GiB
+partial     5.0 MiB of pulls that are not at their end
 disk free   90.0 GiB
 goes        from 16.0 GiB down to 12.0 GiB, what nobody keeps, least used first
 quarantine  3.0 MiB in 2 damaged files
@@ -322,6 +324,12 @@ fn what_came_of_a_push_and_a_pull_is_told_in_a_line_or_two() {
         "mnist@3: 70 files, 11.1 MiB; 1.3 KiB of it new (read 11.1 MiB in 2s).\n\
          2 of 3 copies: gamma[2J is fetching it; beta is down.\n"
     );
+    let work = parsed(json!({ "new_bytes": 1331, "mended_objects": 1 }));
+    assert!(
+        pushed(&data, &work).starts_with(
+            "mnist@3: 70 files, 11.1 MiB; 1.3 KiB of it new; 1 damaged object mended.\n"
+        )
+    );
     let work = parsed(
         json!({ "fetched_bytes": 0, "local_bytes": 11_639_193u64, "elapsed_ms": 40, "dir": "/w/m" }),
     );
@@ -341,6 +349,49 @@ fn what_came_of_a_push_and_a_pull_is_told_in_a_line_or_two() {
         pulled(&data, &work, None),
         "mnist@3 is in this node's store: 70 files, 11.1 MiB.\n"
     );
+}
+
+#[test]
+fn what_changes_with_the_readers_of_a_version_is_told() {
+    let data: Dataset = parsed(mnist());
+    let told = |work: Value| readers(&data, &parsed(work));
+    let first = "mnist@3 is shared with clinic-a, clinic-b.\n";
+    assert_eq!(told(json!({ "old_version": null, "dropped_tags": [] })), first);
+    assert_eq!(
+        told(json!({ "old_version": 2 })),
+        format!(
+            "{first}It was mnist@2, and is mnist@3 now: others get to see a number of mnist once.\n"
+        )
+    );
+    assert_eq!(
+        told(json!({ "dropped_tags": ["old", "v1"] })),
+        format!("{first}These tags do not stand for mnist@3 any more: old v1.\n")
+    );
+}
+
+#[test]
+fn the_help_on_a_push_tells_what_it_says_when_it_has_waited_in_vain() {
+    let mut data = mnist();
+    data["shortfall"] = json!("1 more should stand, and 2 nodes that could have one do not answer");
+    let said = unacknowledged(&parsed(data));
+    let help = PUSH.split_whitespace().collect::<Vec<_>>().join(" ");
+    for (words, in_text) in [
+        ("nodes that could have one do not answer", &said.cause),
+        ("made, but not acknowledged yet", &said.message),
+        ("is copied as soon as they do", &said.hint),
+    ] {
+        assert!(help.contains(words) && in_text.contains(words), "{words}: {said:?}");
+    }
+}
+
+#[test]
+fn what_becomes_of_what_others_have_is_told_in_the_same_words_everywhere() {
+    let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let readme = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md"));
+    let said = TAKEN_BACK.trim_start_matches("The ");
+    for text in [UNSHARE, readme] {
+        assert!(words(text).contains(said), "{text}");
+    }
 }
 
 #[test]

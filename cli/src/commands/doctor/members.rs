@@ -1,18 +1,21 @@
 //! The others: who is silent, who cannot be reached, and whether UDP is the reason.
 //!
+//! The node asks each of them whether it is there: what it remembers, connections among it, is older than that.
+//!
 //! Data goes over UDP alone, gossip over UDP or TCP. So one that takes a connection by TCP, and none by UDP, is there and
 //! cut off; one that takes neither has stopped, most likely, and UDP is not to blame.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use mesh_consensus::autopilot::{fair, target};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::Finding;
-use crate::answers::{Link, Node, Status};
+use crate::answers::{Link, Node, Reach, Status};
 use crate::client::Api;
 use crate::report::Report;
 use crate::view::{ago, count};
@@ -31,10 +34,31 @@ const CONNECT: Duration = Duration::from_secs(2);
 /// `here` says whether the node that is asked runs on this machine: from another, a connection proves nothing.
 pub(super) async fn check(api: &Api, here: bool) -> Result<Vec<Finding>, Report> {
     let status: Status = api.get("/v1/status").await?.item()?;
-    let nodes: Vec<Node> = api.get("/v1/nodes").await?.items()?;
-    let links: Vec<Link> = api.get("/v1/links").await?.items()?;
+    // First: there is a connection then with everyone who answered. An older node cannot be asked for this.
+    let reached: Vec<Reach> = match api.get("/v1/reach").await {
+        Ok(answer) => answer.items()?,
+        Err(_) => Vec::new(),
+    };
+    let mut nodes: Vec<Node> = api.get("/v1/nodes").await?.items()?;
+    let mut links: Vec<Link> = api.get("/v1/links").await?.items()?;
+    believe(&reached, &mut nodes, &mut links);
     let mute = if here { mute(&status, &nodes, &links).await } else { BTreeSet::new() };
     Ok(judge(&status, &nodes, &links, &mute))
+}
+
+/// Believes those who answered a moment ago, or did not, more than what is remembered: a connection outlives the node at
+/// its other end by a while.
+fn believe(reached: &[Reach], nodes: &mut [Node], links: &mut Vec<Link>) {
+    for one in reached {
+        for node in nodes.iter_mut().filter(|node| node.id == one.node.id) {
+            match (one.answers, is_there(node)) {
+                (true, false) => node.state = "up".into(),
+                (false, true) => node.state = "silent".into(),
+                (true, true) | (false, false) => {}
+            }
+        }
+        links.retain(|link| one.answers || link.node.id != one.node.id);
+    }
 }
 
 /// Which members take no connection by TCP either, of those to whom there is no link: their ids. One whose addresses are
@@ -73,6 +97,7 @@ fn judge(status: &Status, nodes: &[Node], links: &[Link], mute: &BTreeSet<String
         )];
     }
     let mut findings = quorum(nodes, links, mute);
+    findings.extend(fewer(nodes));
     let is_alive =
         |node: &Node| !mute.contains(&node.id) && (is_there(node) || is_cut_off(node, links, mute));
     let alive = others.iter().filter(|node| is_alive(node)).count();
@@ -152,6 +177,26 @@ fn quorum(nodes: &[Node], links: &[Link], mute: &BTreeSet<String>) -> Vec<Findin
     }]
 }
 
+/// Why fewer vote than people expect who count the nodes, if it is because of whose they are.
+fn fewer(nodes: &[Node]) -> Option<Finding> {
+    let mut parties: BTreeMap<&str, usize> = BTreeMap::new();
+    for node in nodes.iter().filter(|node| node.state != "leaving") {
+        *parties.entry(node.party.shown()).or_default() += 1;
+    }
+    let counts: Vec<usize> = parties.values().copied().collect();
+    let all: usize = counts.iter().sum();
+    let (voters, usual) = (nodes.iter().filter(|node| node.role == "voter").count(), target(all));
+    if voters >= usual || voters != fair(usual, &counts) {
+        return None;
+    }
+    let (party, most) = parties.into_iter().max_by_key(|(_, nodes)| *nodes)?;
+    let message = format!(
+        "{voters} of {all} nodes vote and not {usual}: among three or more parties none may have most of the votes, \
+         and {most} of the nodes are {party}'s; with more nodes of the others more will vote"
+    );
+    Some(Finding::ok("voters", message))
+}
+
 fn member(node: &Node, links: &[Link], mute: &BTreeSet<String>) -> Finding {
     let name = &node.name;
     let heard = node.seen_age_ms.map_or("never heard".into(), |ms| {
@@ -194,7 +239,7 @@ fn member(node: &Node, links: &[Link], mute: &BTreeSet<String>) -> Finding {
                 format!("start it there (mesh up), or remove it: mesh node rm {name}")
             };
             let message = format!(
-                "{name} does not answer at all, neither by UDP nor by TCP ({heard}): it is down, or cut off"
+                "{name} gives no answer, neither by UDP nor by TCP ({heard}): it is down, or cut off"
             );
             Finding::look("member", message, hint)
         }
@@ -219,7 +264,7 @@ fn member(node: &Node, links: &[Link], mute: &BTreeSet<String>) -> Finding {
         ),
         None => Finding::look(
             "member",
-            format!("{name} is {} ({heard})", node.state),
+            format!("{name} is {}: no answer ({heard})", node.state),
             format!("start it there (mesh up), or remove it: mesh node rm {name}"),
         ),
     }
@@ -310,14 +355,40 @@ mod tests {
                 found.iter().all(|finding| !finding.hint.contains("UDP through:")),
                 "{found:?}"
             );
-            let says = |finding: &&Finding| finding.message.starts_with("c does not answer at all");
+            let says = |finding: &&Finding| finding.message.starts_with("c gives no answer");
             assert_eq!(found.iter().filter(says).count(), 1, "{found:?}");
         }
         // One of two does: UDP to that one is in question, and the other is down.
         let all = [node("a", "up"), heard("b", 4000), heard("c", 4000)];
         let found = judge(&status, &all, &[], &BTreeSet::from(["c".repeat(8)]));
         assert!(found.iter().any(|finding| finding.check == "udp"), "{found:?}");
-        assert!(found.iter().any(|one| one.message.starts_with("c does not answer")), "{found:?}");
+        assert!(found.iter().any(|one| one.message.starts_with("c gives no answer")), "{found:?}");
+    }
+
+    #[test]
+    fn whoever_does_not_answer_now_is_not_there_whatever_is_remembered_of_it() {
+        let status = Status { id: "a".repeat(8), ..Status::default() };
+        let mut all = [node("a", "up"), node("b", "down"), node("c", "up")];
+        let mut links = vec![link("b"), link("c")];
+        let said = |name: &str, answers: bool| Reach {
+            node: Who { id: name.repeat(8), name: name.into() },
+            answers,
+        };
+        believe(&[said("b", true), said("c", false)], &mut all, &mut links);
+        let found = judge(&status, &all, &links, &BTreeSet::new());
+        let about = |name: &str| {
+            let begins = format!("{name} ");
+            found.iter().find(|one| one.message.starts_with(&begins)).unwrap()
+        };
+        assert_eq!(about("b").state, State::Ok, "{found:?}");
+        let silent = about("c");
+        assert_eq!(silent.state, State::Look, "{found:?}");
+        assert!(silent.message.contains("no answer"), "{silent:?}");
+        assert!(found[0].message.starts_with("2 of 3 voters are up"), "{found:?}");
+        // Without a word from the node it is as before.
+        let (mut same, mut links) = (all.clone(), vec![link("b"), link("c")]);
+        believe(&[], &mut same, &mut links);
+        assert_eq!((same, links.len()), (all, 2));
     }
 
     #[tokio::test]
@@ -351,6 +422,34 @@ mod tests {
         assert_eq!(states(&one_down, &links)[0], ("voters", State::Look));
         let two_down = [node("a", "up"), node("b", "down"), node("c", "down")];
         assert_eq!(states(&two_down, &links)[0], ("voters", State::Wrong));
+    }
+
+    #[test]
+    fn that_fewer_vote_because_of_whose_the_nodes_are_is_said() {
+        let of = |party: &str, name: &str, role: &str| Node {
+            party: Who { name: party.into(), ..Who::default() },
+            role: role.into(),
+            ..node(name, "up")
+        };
+        let mut all = vec![
+            of("lab", "a", "voter"),
+            of("lab", "b", "learner"),
+            of("lab", "c", "learner"),
+            of("lab", "d", "watcher"),
+            of("clinic-a", "e", "voter"),
+            of("clinic-b", "f", "voter"),
+        ];
+        let said = fewer(&all).unwrap();
+        assert_eq!((said.check, said.state), ("voters", State::Ok));
+        assert!(said.message.starts_with("3 of 6 nodes vote and not 5"), "{said:?}");
+        assert!(said.message.contains("4 of the nodes are lab's"), "{said:?}");
+        // With one more of another party five can vote; that they do not yet has another reason.
+        all.push(of("clinic-b", "g", "watcher"));
+        assert_eq!(fewer(&all), None);
+        // Three of three: as people expect.
+        let three = [of("x", "a", "voter"), of("y", "b", "voter"), of("z", "c", "voter")];
+        assert_eq!(fewer(&three), None);
+        assert_eq!(fewer(&[]), None);
     }
 
     #[test]

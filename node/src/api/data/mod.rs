@@ -3,20 +3,28 @@
 //! | read | for |
 //! |---|---|
 //! | this file | what there is: list, show, log, diff, du |
-//! | `change` | tags, readers, pins, removal |
+//! | `change` | readers, pins, removal |
+//! | `tags` | tags |
+//! | `sealed` | changing what a party keeps to itself |
 //! | `moving` | push, pull, verify: what takes long, one line of JSON after another |
 
 mod change;
 mod moving;
+mod sealed;
+mod tags;
 
 use std::collections::BTreeMap;
 
 use axum::extract::State;
 use axum::http::Uri;
-use mesh_consensus::id::{NodeId, PartyId};
+use mesh_consensus::id::{Hash, NodeId, PartyId};
 use mesh_storage::diff;
+use mesh_storage::store::Held;
 use serde::Deserialize;
 use serde_json::{Value, json};
+
+pub(super) use change::{check_own, drop_versions};
+pub(super) use moving::{check_apart, check_local, check_path, lines, own_apart, unpushed};
 
 use super::Api;
 use super::answer::{Answer, Problem, chain, date, has_state, item, items, query, quoted};
@@ -50,6 +58,7 @@ pub(super) fn routes() -> Vec<Route> {
         Route::get("/v1/data/du", "What this node's store holds.", usage),
     ];
     routes.extend(change::routes());
+    routes.extend(tags::routes());
     routes.extend(moving::routes());
     routes
 }
@@ -177,22 +186,30 @@ async fn usage(State(api): State<Api>) -> Answer {
     let (usage, held, (quarantined, quarantine_bytes)) =
         used.await.map_err(|_| not_now())?.map_err(|error| failed(&error))?;
     let known = catalogue(&api).await?;
-    let names: BTreeMap<_, &Known> =
-        known.iter().filter_map(|one| Some((one.manifest?, one))).collect();
+    let mut called: BTreeMap<Hash, Vec<&Known>> = BTreeMap::new();
+    for one in &known {
+        if let Some(manifest) = one.manifest {
+            called.entry(manifest).or_default().push(one);
+        }
+    }
     let roster = api.roster();
-    let rows: Vec<Value> = held
-        .iter()
-        .map(|held| {
-            let of = names.get(&held.hash);
-            json!({
-                "name": of.map(|one| one.name.as_str()), "version": of.map(|one| one.number),
-                "party": of.and_then(|one| roster.parties.get(&one.party)).map(ToString::to_string),
-                "manifest": held.hash, "bytes": held.bytes, "pinned": !held.pins.is_empty(),
-                "durable": of.is_some_and(|one| one.holders.contains(&api.whoami.node)),
-                "last_used_at": date(held.used),
-            })
+    let row = |held: &Held, of: Option<&Known>| {
+        json!({
+            "name": of.map(|one| one.name.as_str()), "version": of.map(|one| one.number),
+            "party": of.and_then(|one| roster.parties.get(&one.party)).map(ToString::to_string),
+            "manifest": held.hash, "bytes": held.bytes, "pinned": !held.pins.is_empty(),
+            "durable": of.is_some_and(|one| one.holders.contains(&api.whoami.node)),
+            "last_used_at": date(held.used),
         })
-        .collect();
+    };
+    // Versions of the same content share what is here, and each of them is a reason why it is.
+    let mut rows: Vec<Value> = Vec::new();
+    for held in &held {
+        match called.get(&held.hash) {
+            Some(versions) => rows.extend(versions.iter().map(|one| row(held, Some(*one)))),
+            None => rows.push(row(held, None)),
+        }
+    }
     Ok(item(
         &api,
         json!({
@@ -204,7 +221,7 @@ async fn usage(State(api): State<Api>) -> Answer {
 }
 
 /// Everything that this node may know of.
-async fn catalogue(api: &Api) -> Result<Vec<Known>, Problem> {
+pub(super) async fn catalogue(api: &Api) -> Result<Vec<Known>, Problem> {
     has_state(api)?;
     api.data.catalogue().await.ok_or_else(not_now)
 }
@@ -267,6 +284,21 @@ fn find_party(api: &Api, wanted: &str) -> Result<PartyId, Problem> {
     super::find::one("party", "mesh party ls", wanted, all)
 }
 
+/// The parties that may read data of `owner`, or may no longer, beside the owner itself.
+fn find_readers(api: &Api, named: &[String], owner: PartyId) -> Result<Vec<PartyId>, Problem> {
+    let found = named.iter().map(|party| find_party(api, party));
+    let mut found = found.collect::<Result<Vec<_>, _>>()?;
+    found.retain(|party| *party != owner);
+    if found.is_empty() && !named.is_empty() {
+        return Err(Problem::refused(
+            "a party can always read its own data",
+            "no other party was named",
+            "name another one: mesh party ls shows them all",
+        ));
+    }
+    Ok(found)
+}
+
 /// The manifest of a version: from here, or from one who has it.
 async fn manifest(
     api: &Api,
@@ -317,7 +349,7 @@ fn title(roster: &Roster, known: &Known) -> String {
 }
 
 /// A version in a list.
-async fn row(api: &Api, known: &Known) -> Value {
+pub(super) async fn row(api: &Api, known: &Known) -> Value {
     let roster = api.roster();
     let party = |id: &PartyId| roster.parties.get(id).map(ToString::to_string);
     let readers: Option<Vec<_>> = match &known.visibility {
@@ -338,7 +370,7 @@ async fn row(api: &Api, known: &Known) -> Value {
 }
 
 /// A version by itself.
-async fn whole(api: &Api, known: &Known) -> Value {
+pub(super) async fn whole(api: &Api, known: &Known) -> Value {
     let roster = api.roster();
     let durable = |node: &NodeId| holder(api, &roster, *node, "durable", known.bytes);
     let mut holders: Vec<Value> = known.holders.iter().map(durable).collect();

@@ -15,6 +15,7 @@ use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
+use mesh_storage::import::{Apart, ImportError};
 use mesh_storage::tree;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -25,7 +26,7 @@ use super::super::answer::{Answer, Problem, SCHEMA, body, chain, framed, millis,
 use super::super::events::stream_permit;
 use super::super::guard::OverSocket;
 use super::super::route::{Form, Route, field};
-use super::{Api, find_party, not_now, resolve, whole};
+use super::{Api, find_readers, not_now, resolve, whole};
 use crate::clock;
 use crate::data::catalogue::{EACH, LATEST, Visibility};
 use crate::data::pull::{self, How, PullError};
@@ -37,6 +38,8 @@ use crate::state::name::Name;
 const TELL: Duration = Duration::from_millis(200);
 /// The longest that a pull waits for somebody who has what is missing.
 const MAX_WAIT: Duration = Duration::from_secs(24 * 3600);
+/// Whoever is there gives a sign within this time.
+const LEAST_WAIT: Duration = Duration::from_secs(1);
 /// Lines that a slow reader is behind; then it is waited for.
 const MAX_LINES: usize = 16;
 
@@ -110,7 +113,7 @@ async fn push(
         // What is the default depends on how many parties there are: a node that lags must not guess.
         api.barrier().await?;
     }
-    let tag = wants.tag.as_deref().map(super::change::parse_tag).transpose()?;
+    let tag = wants.tag.as_deref().map(super::tags::parse_tag).transpose()?;
     let permit = stream_permit(&api)?;
     let (sender, progress) = watch::channel(push::Progress::default());
     let work = {
@@ -121,14 +124,15 @@ async fn push(
             let pushed = api.data.push(wish, &sender, cancel.0.clone()).await;
             let pushed = pushed.map_err(|error| unpushed(&api, error))?;
             if let Some(tag) = tag {
-                super::change::change_tag(&api, &pushed.known, &tag, None, false).await?;
+                super::tags::change_tag(&api, &pushed.known, &tag, None, false).await?;
             }
-            let Pushed { known, unchanged, new_bytes, shortfall } = pushed;
+            let Pushed { known, unchanged, new_bytes, mended, shortfall } = pushed;
             let known = api.data.known(known.id).await.unwrap_or(known);
             let mut item = whole(&api, &known).await;
             item["unchanged"] = json!(unchanged);
             item["new_bytes"] = json!(new_bytes);
             item["read_bytes"] = json!(known.bytes);
+            item["mended_objects"] = json!(mended);
             item["timed_out"] = json!(shortfall.as_ref().is_some_and(|short| short.timed_out));
             item["shortfall"] = json!(shortfall.map(|short| short.why));
             item["elapsed_ms"] = json!(millis(begun.elapsed()));
@@ -159,17 +163,15 @@ fn wish(api: &Api, wants: &WantsPush) -> Result<Wish, Problem> {
         let hint = "give it another: mesh data push PATH --name NAME";
         return Err(Problem::bad(format!("{name} cannot be the name of data"), cause, hint));
     }
-    let share =
-        wants.share.iter().map(|party| find_party(api, party)).collect::<Result<Vec<_>, _>>()?;
+    let own = api.roster().party_of(api.whoami.node).ok_or_else(not_now)?;
+    let mut share = find_readers(api, &wants.share, own)?;
     let visibility = match (wants.open, wants.listed, share.is_empty()) {
         (true, false, true) => Some(Visibility::Open),
         (false, true, true) => Some(Visibility::Listed),
         (false, false, false) => {
-            let own = api.roster().party_of(api.whoami.node);
-            let mut some: Vec<_> = share.into_iter().filter(|party| Some(*party) != own).collect();
-            some.sort_unstable();
-            some.dedup();
-            Some(Visibility::Shared(some))
+            share.sort_unstable();
+            share.dedup();
+            Some(Visibility::Shared(share))
         }
         (false, false, true) => None,
         _ => {
@@ -187,9 +189,18 @@ fn wish(api: &Api, wants: &WantsPush) -> Result<Wish, Problem> {
             Problem::bad("this cannot be a note", error.to_string(), "make it shorter")
         })?;
     let WantsPush { path, in_place, follow, no_wait, .. } = wants;
+    let apart = Some(own_apart(api)?);
     let (path, lineage) = (path.clone(), Lineage::default());
     let (in_place, follow, no_wait) = (*in_place, *follow, *no_wait);
-    Ok(Wish { path, name, visibility, copies, in_place, follow, no_wait, lineage, note })
+    Ok(Wish { path, name, visibility, copies, in_place, follow, apart, no_wait, lineage, note })
+}
+
+/// The node's own directory, which is never pushed.
+pub(in crate::api) fn own_apart(api: &Api) -> Result<Apart, Problem> {
+    Apart::of(api.dir.path()).map_err(|error| {
+        let cause = format!("it cannot be told what is in the node's own directory: {error}");
+        Problem::refused("nothing can be pushed now", cause, "mesh doctor")
+    })
 }
 
 /// What `pull` takes.
@@ -204,7 +215,7 @@ struct WantsPull {
 
 impl WantsPull {
     fn how(&self) -> How {
-        let wait = self.wait_ms.map(|ms| Duration::from_millis(ms).min(MAX_WAIT));
+        let wait = self.wait_ms.map(|ms| Duration::from_millis(ms).clamp(LEAST_WAIT, MAX_WAIT));
         How { wait: wait.unwrap_or(How::default().wait), limit: None }
     }
 }
@@ -240,7 +251,7 @@ async fn pull(
             };
             let mut item = whole(&api, &known).await;
             if let Some(dir) = &wants.dir {
-                let (laid, more) = lay_out(&api, &found, dir, wants.writable, &sender).await?;
+                let (laid, more) = lay_out(&api, &found, dir, &wants, &sender).await?;
                 mended += more;
                 item["dir"] = json!(dir);
                 item["linked"] = json!(laid.linked + laid.reflinked);
@@ -273,7 +284,7 @@ async fn lay_out(
     api: &Api,
     found: &crate::data::Found,
     dir: &Path,
-    writable: bool,
+    wants: &WantsPull,
     sender: &watch::Sender<(bool, pull::Progress)>,
 ) -> Result<(tree::Materialised, usize), Problem> {
     let total: u64 =
@@ -285,7 +296,8 @@ async fn lay_out(
         sender.send_replace((true, now));
     };
     let cancel = Cancel(Arc::new(AtomicBool::new(false)));
-    let laid = api.data.lay_out(found, dir.to_path_buf(), writable, cancel.0.clone(), show).await;
+    let (into, writable, how) = (dir.to_path_buf(), wants.writable, wants.how());
+    let laid = api.data.lay_out(found, into, writable, how, cancel.0.clone(), show).await;
     laid.map_err(|error| match error {
         crate::data::LayOutError::Tree(error) => {
             let hint = match tree_trouble(&error) {
@@ -403,7 +415,7 @@ fn paths(
 }
 
 /// Runs `work`, and tells how far it is until it is over. Dropped with the connection.
-fn lines<P: Clone + Send + Sync + 'static>(
+pub(in crate::api) fn lines<P: Clone + Send + Sync + 'static>(
     api: Api,
     permit: tokio::sync::OwnedSemaphorePermit,
     progress: watch::Receiver<P>,
@@ -458,7 +470,7 @@ fn text(line: &Value) -> Bytes {
 }
 
 /// A path means something on this machine alone.
-fn check_local(local: OverSocket) -> Result<(), Problem> {
+pub(in crate::api) fn check_local(local: OverSocket) -> Result<(), Problem> {
     match local {
         OverSocket(true) => Ok(()),
         OverSocket(false) => Err(Problem::forbidden(
@@ -470,7 +482,7 @@ fn check_local(local: OverSocket) -> Result<(), Problem> {
     }
 }
 
-fn check_path(what: &str, path: &Path) -> Result<(), Problem> {
+pub(in crate::api) fn check_path(what: &str, path: &Path) -> Result<(), Problem> {
     if path.is_absolute() {
         return Ok(());
     }
@@ -482,8 +494,9 @@ fn check_path(what: &str, path: &Path) -> Result<(), Problem> {
     ))
 }
 
-/// Refuses the node's own directory, and what is in it: its keys are nobody's data, and its store nobody's to write.
-fn check_apart(api: &Api, path: &Path, pushes: bool) -> Result<(), Problem> {
+/// Refuses the node's own directory, and what is in it: its keys are nobody's data, and its store nobody's to write. Links
+/// that lead there from within what is pushed are found on the way: see [`Apart`].
+pub(in crate::api) fn check_apart(api: &Api, path: &Path, pushes: bool) -> Result<(), Problem> {
     let leads = if pushes { path.canonicalize().ok() } else { leads_to(path) };
     let cause = match (api.dir.path().canonicalize(), leads) {
         (Ok(own), Some(real)) if real == own => {
@@ -514,7 +527,7 @@ fn leads_to(path: &Path) -> Option<PathBuf> {
     rest.all(|part| part != Component::ParentDir).then_some(real)
 }
 
-fn unpushed(api: &Api, error: PushError) -> Problem {
+pub(in crate::api) fn unpushed(api: &Api, error: PushError) -> Problem {
     match error {
         PushError::Write(error) => unwritten(api, error),
         PushError::NotNow | PushError::Interrupted => not_now(),
@@ -526,6 +539,11 @@ fn unpushed(api: &Api, error: PushError) -> Problem {
         PushError::Race(_) => {
             Problem::refused("the version was not made", error.to_string(), "the same again")
         }
+        PushError::Import(ImportError::Apart { path }) => Problem::refused(
+            format!("{} cannot be pushed", path.display()),
+            "it is, or leads to, what is in the node's own directory, with its keys and its store",
+            "take it out of what is pushed",
+        ),
         PushError::Import(error) => Problem::refused(
             "it was not pushed",
             chain(&error),
@@ -548,5 +566,10 @@ fn unpulled(error: &PullError) -> Problem {
         PullError::Store(_) => "mesh doctor",
         PullError::Stopping => "the same again",
     };
-    Problem::unavailable("it could not be brought here", error.to_string(), hint)
+    let (message, cause) = ("it could not be brought here", error.to_string());
+    match error {
+        // Nobody gave a sign for as long as was to be waited.
+        PullError::Nobody { .. } => Problem::timeout(message, cause, hint),
+        _ => Problem::unavailable(message, cause, hint),
+    }
 }

@@ -51,6 +51,7 @@ fn usual() -> Record {
             fsync_p99_us: 180,
             interfaces: vec![interface; 4],
             gpus: vec![gpu; 8],
+            docker: Text::new("27.3.1"),
         },
         load: Load {
             time_ms: STAMP.incarnation,
@@ -197,6 +198,7 @@ fn the_largest_machine_is_made_to_fit() {
         fsync_p99_us: u32::MAX,
         interfaces: vec![Interface { name: long(), speed_mbps: 1 }; 99],
         gpus: vec![gpu; 99],
+        docker: long(),
     };
     record.load = Load {
         time_ms: u64::MAX,
@@ -268,7 +270,8 @@ prop_compose! {
         let [cpus, fsync_p99_us, load1_milli] = smaller;
         let interfaces = interfaces.into_iter().map(|(name, speed_mbps)| Interface { name, speed_mbps }).collect();
         let (gpus, loads) = gpus.into_iter().unzip();
-        let facts = Facts { arch, os, kernel, hostname, cpus, memory_bytes, disk_bytes, fsync_p99_us, interfaces, gpus };
+        let docker = version.clone();
+        let facts = Facts { arch, os, kernel, hostname, cpus, memory_bytes, disk_bytes, fsync_p99_us, interfaces, gpus, docker };
         let load = Load { time_ms, cpu: Ratio::new(cpu), load1_milli, memory_free_bytes, disk_free_bytes, gpus: loads };
         Record { data, overlay, name, version, facts, load }
     }

@@ -65,9 +65,13 @@ impl Facts {
         act: &VersionDrop,
     ) -> Result<(), Refusal> {
         self.own_version(at.author, act.id)?;
-        let Some(version) = self.data.versions.remove(&act.id) else {
-            return Err(Refusal::NoSuchVersion);
-        };
+        self.drop_version(act.id);
+        Ok(())
+    }
+
+    /// Drops a version, if it is there.
+    pub(in crate::state) fn drop_version(&mut self, id: VersionId) {
+        let Some(version) = self.data.versions.remove(&id) else { return };
         if version.body.is_sealed() {
             self.data.raise_revision(version.party);
         }
@@ -76,7 +80,6 @@ impl Facts {
         load.versions -= 1;
         load.bytes -= version.weight() as u64;
         self.data.drop_empty_load(version.party);
-        Ok(())
     }
 
     pub(in crate::state) fn version_body(

@@ -195,3 +195,42 @@ fn what_was_mended_needs_no_quarantine() {
     assert!(!aside.exists());
     assert_eq!(contents(&store, origin.hash), planted(origin.tree.path()));
 }
+
+#[test]
+fn what_is_left_of_a_fetch_goes_with_the_need_for_it() {
+    const WEEK: std::time::Duration = std::time::Duration::from_secs(7 * 24 * 3600);
+    let (home, origin) = (TempDir::new().unwrap(), super::fetch::origin(1));
+    let store = Store::open(home.path()).unwrap();
+    let drop_leftovers = |is_needed: bool, now| {
+        store.drop_leftovers(|hash| is_needed && hash == origin.hash, WEEK, now).unwrap()
+    };
+    // One object is here, another in part.
+    let fetch = origin.fetch(&store);
+    let whole = fetch.loaded().numbers(fetch.loaded().objects().len() - 1);
+    for number in [0].into_iter().chain(whole) {
+        fetch.write(number, &origin.chunks[number]).unwrap();
+    }
+    fetch.flush().unwrap();
+    assert_eq!(drop_leftovers(false, NOW), 0, "somebody fetches it");
+    drop(fetch);
+    assert_eq!(drop_leftovers(true, NOW), 0, "somebody may go on with it");
+    let used = store.usage().unwrap();
+    assert!(used.partial > 0 && used.objects > 0, "{used:?}");
+    assert!(drop_leftovers(false, NOW) > used.objects);
+    assert_eq!(store.usage().unwrap(), Usage::default());
+    assert_eq!(planted(&home.path().join("store/partial")).len(), 0);
+    origin.complete(&origin.fetch(&store));
+    assert_eq!(drop_leftovers(false, NOW), 0, "it is here");
+    assert_eq!(contents(&store, origin.hash), planted(origin.tree.path()));
+
+    // What it was for is unknown.
+    let stray = store.inner.files.partial(ObjectId([7; 32]), "data");
+    fs::write(&stray, b"?").unwrap();
+    let since = at(files::Stamp::of(&fs::metadata(&stray).unwrap()).mtime.0 as u64);
+    for early in [Time(0), since, since.after(WEEK)] {
+        drop_leftovers(false, early);
+        assert!(stray.exists());
+    }
+    drop_leftovers(true, since.after(WEEK + std::time::Duration::from_secs(1)));
+    assert!(!stray.exists());
+}

@@ -1,0 +1,451 @@
+//! One attempt at a task, from its assignment to the word about its end.
+//!
+//! ```text
+//!  room ─► fetch ─► gang ─► start ─► wait ──────────────► outputs ─► TaskDone
+//!    │       │        │       │        │ asked to end: TERM, grace, KILL ─► Ended
+//!    └───────┴────────┴───────┴────────┴ not ours any more: KILL, no word
+//! ```
+//!
+//! After a restart of the node, an attempt that was started goes on at `wait`: its executor finds it by its
+//! directory. One that was not goes through all of it again.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::time::Duration;
+
+use mesh_consensus::id::NodeId;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::agent::{Mine, Told};
+use super::environment::{self, Places, environment};
+use super::fetch::{self, Rooms};
+use super::outputs;
+use crate::executor::log::Rotation;
+use crate::executor::{self, Attempt, Bind, Launch, Limits, Network, Port, StartError};
+use crate::handle::{Ask, Handle, WriteError};
+use crate::job::Allotment;
+use crate::seal::{SecretSpot, open_secret};
+use crate::state::command::Act;
+use crate::state::jobs::{Exit, News, TaskNews, note};
+use crate::state::refusal::Refusal;
+
+/// Between two tries to tell the mesh something.
+const AGAIN: Duration = Duration::from_millis(500);
+/// How often it is looked whether others have made room.
+const ROOM: Duration = Duration::from_millis(500);
+/// Processes that a task may have.
+const MAX_PROCESSES: u32 = 4096;
+
+/// Why an attempt does not get as far as an end of its own.
+pub(super) enum Stop {
+    /// It is not this node's any more.
+    Gone,
+    /// It ended like this.
+    Ended(Exit),
+}
+
+/// Does all of it.
+pub(super) async fn run(handle: &Handle, mine: Mine, mut told: watch::Receiver<Told>) {
+    let key = mine.key;
+    let dir = handle.work.dir(key);
+    handle.work.enter(key, mine.allotment.clone());
+    if let Err(Stop::Ended(exit)) = whole(handle, &mine, &dir, &mut told).await {
+        tracing::info!(%key, exit = exit.text(), "an attempt has ended");
+        tell(handle, &mine, News::Ended(exit)).await;
+    }
+    clear(&dir).await;
+    handle.work.leave(key);
+}
+
+/// Drops what the task had; what it printed stays.
+pub(super) async fn clear(dir: &Path) {
+    let rooms = ["task", "tmp"].map(|room| dir.join(room));
+    let _ = tokio::task::spawn_blocking(move || rooms.iter().for_each(|room| remove(room))).await;
+}
+
+/// Removes a directory, whatever is in there.
+pub(super) fn remove(dir: &Path) {
+    if std::fs::remove_dir_all(dir).is_err() && dir.exists() {
+        make_writable(dir);
+        let _ = std::fs::remove_dir_all(dir);
+    }
+}
+
+/// Data that was laid out is read-only, its directories as well; and a task may have made some.
+fn make_writable(dir: &Path) {
+    use std::os::unix::fs::PermissionsExt as _;
+    let _ = std::fs::set_permissions(dir, std::fs::Permissions::from_mode(0o700));
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            make_writable(&entry.path());
+        }
+    }
+}
+
+async fn whole(
+    handle: &Handle,
+    mine: &Mine,
+    dir: &Path,
+    told: &mut watch::Receiver<Told>,
+) -> Result<(), Stop> {
+    let rooms = Rooms::of(dir);
+    let attached = handle.executor.attach(dir).await.unwrap_or_else(|error| {
+        tracing::warn!(key = %mine.key, %error, "an attempt could not be found again");
+        None
+    });
+    let attempt = match attached {
+        Some(attempt) => {
+            handle.work.update(mine.key, |here| here.runs = true);
+            attempt
+        }
+        None => {
+            let begun = tokio::select! {
+                biased;
+                stop = until_stopped(told.clone()) => Err(stop),
+                begun = begin(handle, mine, dir, &rooms, told.clone()) => begun,
+            };
+            begun?
+        }
+    };
+    handle.work.update(mine.key, |here| here.attempt = Some(attempt.clone()));
+    let running = tell(handle, mine, News::Running);
+    let watched = watch_over(handle, mine, &rooms, &attempt, told);
+    // Nobody waits for the word that it runs.
+    let (_, exit) = tokio::join!(running, watched);
+    match exit? {
+        Exit::Code(0) if told.borrow().ending.is_none() => {
+            outputs::finish(handle, mine, &rooms.home, told).await
+        }
+        exit => Err(Stop::Ended(exit)),
+    }
+}
+
+/// Everything before it runs.
+async fn begin(
+    handle: &Handle,
+    mine: &Mine,
+    dir: &Path,
+    rooms: &Rooms,
+    told: watch::Receiver<Told>,
+) -> Result<Attempt, Stop> {
+    let say = |text: &str| handle.work.update(mine.key, |here| here.note = text.to_owned());
+    if !takes(handle, mine).await {
+        return Err(Stop::Ended(Exit::Unable(note("this node takes its own party's work only"))));
+    }
+    let whole = whole_machine(handle);
+    while !handle.work.take_room(mine.key, &whole) {
+        say("waiting for others to make room");
+        tokio::select! {
+            () = handle.work.ended.notified() => {}
+            () = sleep(ROOM) => {}
+        }
+    }
+    say("");
+    let (group, _) = mine
+        .spec
+        .group_of(mine.key.task)
+        .or_else(|| Some((mine.spec.groups.first()?, mine.key.task)))
+        .ok_or_else(|| Stop::Ended(Exit::Cannot(note("there is no such task"))))?;
+    let fetching = async {
+        if fetch::is_needed(mine) {
+            tell(handle, mine, News::Fetching).await;
+        }
+        fetch::fetch(handle, mine, rooms).await?;
+        match &group.image {
+            Some(image) => fetch::image(handle, mine.key, image).await.map(Some),
+            None => Ok(None),
+        }
+    };
+    let image = fetching.await.map_err(Stop::Ended)?;
+    let secrets = open_secrets(handle, mine).await.map_err(Stop::Ended)?;
+    let (own, gang) = gather(handle, mine, told, &say).await?;
+    say("starting");
+
+    let in_container = image.is_some();
+    let has_own_root = in_container || handle.executor.capabilities().mounts;
+    let places = match has_own_root {
+        true => {
+            Places { work: executor::launch::WORK.into(), data: "/data".into(), tmp: "/tmp".into() }
+        }
+        false => {
+            let text = |path: &Path| path.display().to_string();
+            Places { work: text(&rooms.home), data: text(&rooms.data), tmp: text(&rooms.tmp) }
+        }
+    };
+    let ports = pick_ports(group, own).map_err(Stop::Ended)?;
+    let interface = own.and_then(|at| interface_of(at.ip()));
+    let roster = handle.roster();
+    let node = roster.members.get(&handle.whoami.node).map(|place| place.name.to_string());
+    let shown: BTreeMap<String, u16> = ports
+        .iter()
+        .map(|port| (port.name.clone(), if in_container { port.inside } else { port.outside }))
+        .collect();
+    let mut env = environment(
+        &environment::Told {
+            job: mine.key.job,
+            spec: &mine.spec,
+            task: mine.key.task,
+            tasks: mine.tasks,
+            attempt: mine.attempt,
+            fence: mine.key.fence,
+            node: node.as_deref().unwrap_or_default(),
+            allotment: &mine.allotment,
+            ports: &shown,
+            gang: &gang,
+            interface: interface.as_deref(),
+        },
+        &places,
+    );
+    env.extend(secrets);
+    let mut mounts = Vec::new();
+    if has_own_root {
+        mounts.push(Bind { from: rooms.data.clone(), to: "/data".into(), read_only: true });
+    }
+    let Allotment { cpu_milli, memory_bytes, gpus, .. } = &mine.allotment;
+    let resources = &group.resources;
+    let launch = Launch {
+        dir: dir.to_path_buf(),
+        name: format!("mesh-{}", mine.key),
+        argv: group.argv.clone(),
+        env,
+        work: rooms.home.clone(),
+        mounts,
+        image,
+        limits: Limits {
+            // Who named no number is held to none, and gets its share where others want theirs.
+            cpu_milli: resources.cpu_milli.map(|_| *cpu_milli),
+            cpu_weight_milli: *cpu_milli,
+            memory_bytes: resources.memory_bytes.map(|_| *memory_bytes),
+            pids: MAX_PROCESSES,
+            shm_bytes: resources.shm_bytes,
+        },
+        gpus: gpus.iter().map(environment::uuid).collect(),
+        ports,
+        // Tasks of a gang find one another. Docker has few networks to give.
+        network: match gang.is_empty() {
+            true => Network::Apart,
+            false => Network::Shared(format!("mesh-{}", mine.key.job.short())),
+        },
+        grace_ms: mine.spec.grace_ms,
+        time_limit_ms: mine.spec.time_limit_ms,
+        log: Rotation::default(),
+    };
+    let started = handle.executor.start(launch).await;
+    started.map_err(|error| {
+        let text = note(&crate::data::chain(&error));
+        Stop::Ended(match error {
+            StartError::Flaw(_) | StartError::Refused(_) | StartError::Docker(_) => {
+                Exit::Cannot(text)
+            }
+            StartError::NoDocker | StartError::Io { .. } | StartError::Dir(_) => Exit::Unable(text),
+        })
+    })
+}
+
+/// Whether this node takes work of the job's party. The leader's word is not enough.
+async fn takes(handle: &Handle, mine: &Mine) -> bool {
+    let (me, party) = (handle.whoami.node, mine.party);
+    let look = handle.look(move |see| see.replica.machine().takes_work_of(me, party));
+    look.await.unwrap_or(false)
+}
+
+/// The secrets of a job, for the environment of its tasks.
+async fn open_secrets(handle: &Handle, mine: &Mine) -> Result<BTreeMap<String, String>, Exit> {
+    if mine.spec.secrets.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let secret = handle.data.sealing_secret().await;
+    let secret = secret.ok_or_else(|| {
+        Exit::Unable(note("this node does not have its party's sealing secret yet"))
+    })?;
+    let (mesh, party, job) = (handle.whoami.mesh, mine.party, mine.key.job);
+    let open = |(variable, sealed): (&String, &crate::job::SealedSecret)| {
+        let value = open_secret(sealed, &secret, &SecretSpot { mesh, party, job, variable })?;
+        Some((variable.clone(), String::from_utf8(value.to_vec()).ok()?))
+    };
+    let opened: Option<BTreeMap<String, String>> = mine.spec.secrets.iter().map(open).collect();
+    opened.ok_or_else(|| Exit::Cannot(note("its secrets were not sealed for it")))
+}
+
+/// Tells where this task of a gang can be found, and waits until all have.
+async fn gather(
+    handle: &Handle,
+    mine: &Mine,
+    mut told: watch::Receiver<Told>,
+    say: &impl Fn(&str),
+) -> Result<(Option<SocketAddr>, Vec<(NodeId, SocketAddr)>), Stop> {
+    if told.borrow().gang.is_empty() {
+        return Ok((None, Vec::new()));
+    }
+    let here = handle.hub.here();
+    let ip = here.iter().map(SocketAddr::ip).find(|ip| !ip.is_unspecified());
+    let ip = ip.unwrap_or(IpAddr::from([127, 0, 0, 1]));
+    let port = free_port(ip)
+        .ok_or_else(|| Stop::Ended(Exit::Unable(note("this node has no port to spare"))))?;
+    let endpoint = SocketAddr::new(ip, port);
+    if !tell(handle, mine, News::Ready { endpoint }).await {
+        return Err(Stop::Gone);
+    }
+    say("waiting for the rest of its gang");
+    loop {
+        let gang = told.borrow_and_update().gang.clone();
+        let all: Option<Vec<(NodeId, SocketAddr)>> =
+            gang.iter().map(|(node, at)| at.map(|at| (*node, at))).collect();
+        if let Some(all) = all.filter(|all| !all.is_empty()) {
+            return Ok((Some(endpoint), all));
+        }
+        if told.changed().await.is_err() {
+            return Err(Stop::Gone);
+        }
+    }
+}
+
+/// Waits for the end, brings it about if it is asked for, and keeps checkpoints meanwhile.
+async fn watch_over(
+    handle: &Handle,
+    mine: &Mine,
+    rooms: &Rooms,
+    attempt: &Attempt,
+    told: &mut watch::Receiver<Told>,
+) -> Result<Exit, Stop> {
+    let grace = Duration::from_millis(mine.spec.grace_ms);
+    let keep = outputs::keep_checkpoints(handle, mine, &rooms.home);
+    tokio::pin!(keep);
+    let ended = attempt.wait();
+    tokio::pin!(ended);
+    let mut asked: Option<Instant> = None;
+    let mut keeping = mine.spec.checkpoint.is_some();
+    let exit = loop {
+        let (gone, ending) = {
+            let told = told.borrow_and_update();
+            (told.gone, told.ending)
+        };
+        if gone {
+            let _ = attempt.kill().await;
+            ended.await;
+            return Err(Stop::Gone);
+        }
+        if ending.is_some() && asked.is_none() {
+            asked = Some(Instant::now() + grace);
+            let _ = attempt.stop(grace).await;
+        }
+        tokio::select! {
+            ended = &mut ended => break ended.exit,
+            changed = told.changed() => {
+                if changed.is_err() {
+                    // The node stops; the attempt goes on.
+                    std::future::pending::<()>().await;
+                }
+            }
+            () = &mut keep, if keeping => keeping = false,
+            () = sleep_until(asked.unwrap_or_else(Instant::now)), if asked.is_some() => {
+                // The executor has its own clock for this; to be sure.
+                let _ = attempt.kill().await;
+                asked = Some(Instant::now() + grace.max(Duration::from_secs(5)));
+            }
+        }
+    };
+    // What it had is free, though there is still something to be stored.
+    handle.work.let_go(mine.key);
+    let was_asked = asked.is_some();
+    if was_asked {
+        // The last state counts: that is what the grace is for.
+        outputs::keep_checkpoint(handle, mine, &rooms.home).await;
+    }
+    Ok(match exit {
+        executor::Exit::Code(code) if !was_asked || code != 0 => Exit::Code(code),
+        executor::Exit::Code(_) => Exit::Stopped,
+        executor::Exit::Signal(_) if was_asked => Exit::Stopped,
+        executor::Exit::Signal(signal) => Exit::Signal(signal),
+        executor::Exit::Memory => Exit::Memory,
+        executor::Exit::Time => Exit::Time,
+        executor::Exit::Stopped { .. } => Exit::Stopped,
+        executor::Exit::Lost(why) => Exit::Unable(note(&why)),
+        executor::Exit::CannotStart(why) => Exit::Cannot(note(&why)),
+    })
+}
+
+/// Returns once the attempt is not to go on, while it has not been started.
+async fn until_stopped(mut told: watch::Receiver<Told>) -> Stop {
+    loop {
+        {
+            let told = told.borrow_and_update();
+            if told.gone {
+                return Stop::Gone;
+            }
+            if told.ending.is_some() {
+                return Stop::Ended(Exit::Stopped);
+            }
+        }
+        if told.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+/// Tells the mesh, for as long as it takes. False if the attempt does not count any more.
+pub(super) async fn tell(handle: &Handle, mine: &Mine, news: News) -> bool {
+    let super::Key { job, task, fence } = mine.key;
+    let act: Act = TaskNews { job, task, fence, news }.into();
+    write(handle, act).await.is_ok()
+}
+
+/// Writes, for as long as it takes. The state's no is final.
+pub(super) async fn write(handle: &Handle, act: Act) -> Result<(), Option<Refusal>> {
+    loop {
+        match handle.write(vec![Ask { act: act.clone(), signed: false }]).await {
+            Ok(_) => return Ok(()),
+            // It was further already: said twice.
+            Err(WriteError::Refused { refusal: Refusal::StaleNews, .. }) => return Ok(()),
+            Err(WriteError::Refused { refusal, .. }) => return Err(Some(refusal)),
+            Err(WriteError::Removed { .. } | WriteError::Unknown(_)) => return Err(None),
+            Err(_) => sleep(AGAIN).await,
+        }
+    }
+}
+
+/// All that tasks can have here.
+fn whole_machine(handle: &Handle) -> Allotment {
+    let me = handle.whoami.node;
+    let look = handle.hub.look(|view, now| view.get(me, now).map(|seen| seen.record.facts.clone()));
+    match look {
+        Some(facts) => Allotment {
+            cpu_milli: u64::from(facts.cpus) * 1000,
+            memory_bytes: facts.memory_bytes,
+            ..Allotment::default()
+        },
+        None => Allotment { cpu_milli: u64::MAX, memory_bytes: u64::MAX, ..Allotment::default() },
+    }
+}
+
+/// The ports of a task, as it sees them and as this machine does.
+fn pick_ports(group: &crate::job::Group, own: Option<SocketAddr>) -> Result<Vec<Port>, Exit> {
+    let ip = own.map_or(IpAddr::from([127, 0, 0, 1]), |at| at.ip());
+    let pick = |(name, wanted): (&crate::state::name::Name, &Option<u16>)| {
+        let free = free_port(ip);
+        let (inside, outside) = match (*wanted, group.image.is_some()) {
+            (Some(port), true) => (Some(port), free),
+            (Some(port), false) => (Some(port), Some(port)),
+            (None, _) => (free, free),
+        };
+        let both = inside.zip(outside);
+        let (inside, outside) =
+            both.ok_or_else(|| Exit::Unable(note("this node has no port to spare")))?;
+        Ok(Port { name: name.to_string(), inside, outside })
+    };
+    group.ports.iter().map(pick).collect()
+}
+
+/// A port that nobody has at this moment.
+fn free_port(ip: IpAddr) -> Option<u16> {
+    let listener = std::net::TcpListener::bind((ip, 0)).ok()?;
+    Some(listener.local_addr().ok()?.port())
+}
+
+/// The network interface that has this address.
+fn interface_of(ip: IpAddr) -> Option<String> {
+    let all = if_addrs::get_if_addrs().ok()?;
+    all.into_iter().find(|one| one.ip() == ip).map(|one| one.name)
+}
