@@ -14,6 +14,7 @@ pub mod allotment;
 pub mod file;
 pub mod help;
 pub mod spec;
+pub mod training;
 
 pub use allotment::Allotment;
 pub use file::{FileError, JobFile};

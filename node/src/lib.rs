@@ -28,6 +28,7 @@
 //! | [`job`] | what a job is: its file, and what stands in the log |
 //! | [`scheduler`], [`planner`] | which task goes where: the decision, and who carries it out |
 //! | [`executor`], [`work`] | processes and containers; what was given to this node |
+//! | [`training`] | models, trained round by round |
 //! | [`run`] | a node from its start to its end |
 //! | [`handle`], [`api`] | what the rest of the process, programs and the CLI ask of a node |
 
@@ -59,6 +60,7 @@ pub mod scheduler;
 pub mod seal;
 pub mod service;
 pub mod state;
+pub mod training;
 pub mod voters;
 pub mod wire;
 pub mod work;

@@ -25,6 +25,7 @@
 //! sign the same digests.
 
 pub mod command;
+pub mod course;
 pub mod data;
 pub mod decided;
 pub mod extras;
