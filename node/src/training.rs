@@ -21,6 +21,7 @@
 //! | `shards.rs` | which values belong to which shard | pure |
 //! | `straggler.rs` | times, deadline, tiers, selection, staleness | pure |
 //! | `privacy.rs` | clipping, noise, the accountant | pure but for the noise |
+//! | `board.rs` | TensorBoard's event files | pure |
 //! | `round.rs` | what a coordinator does about what it has heard: wait, sum, give up | pure |
 //! | `pieces.rs` | pieces of models on this node's disk, by their hash; fetched and served | acts |
 //! | `aggregate.rs`, `federated.rs`, `participant.rs`, `socket.rs` | see above | act |
@@ -29,4 +30,7 @@
 //! Values are f32 in memory; a model is one long vector of them, in the order of the tensors in its file. Shards are ranges of
 //! that vector. Nothing here trusts a length, a shape or a number that came from elsewhere.
 
+pub mod board;
+pub mod privacy;
+pub mod straggler;
 pub mod wire;
