@@ -97,6 +97,8 @@ pub(crate) struct Status {
     pub(crate) removed: bool,
     /// The epoch of a mesh that was recovered without it.
     pub(crate) later_epoch: Option<u64>,
+    /// What this host cannot do for the tasks that run there.
+    pub(crate) work_lacks: Vec<String>,
     /// How far the node's clock is ahead of most voters'.
     pub(crate) clock_ahead_ms: Option<i64>,
 }

@@ -95,6 +95,7 @@ async fn status(State(api): State<Api>) -> Answer {
             "leaving": api.departure.step().borrow().is_leaving()
                 || place.is_some_and(|place| place.leaving),
             "removed": removed,
+            "work_lacks": api.executor.capabilities().lacks,
             "later_epoch": Some(api.later_epoch.load(Ordering::Relaxed)).filter(|epoch| *epoch > 0),
         }),
     ))

@@ -1,8 +1,8 @@
 //! Containers, through the daemon's socket.
 //!
 //! ```text
-//!  create ─► start ─┬─► logs, followed into DIR/log
-//!                   └─► wait ─► inspect ─► DIR/exit ─► remove
+//!  create ─► attach ─► start ─┬─► its first words, then its log, followed into DIR/log
+//!                             └─► wait ─► inspect ─► DIR/exit ─► remove
 //! ```
 //!
 //! A container is named after this node and its attempt and carries both as labels. So a restarted node finds it, reads
@@ -22,7 +22,7 @@ use std::future::{Future, pending};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -34,10 +34,10 @@ use bollard::models::{
     HostConfig, HostConfigLogConfig, Mount, MountType, NetworkCreateRequest, PortBinding,
 };
 use bollard::query_parameters::{
-    CreateContainerOptionsBuilder, DownloadFromContainerOptionsBuilder,
-    KillContainerOptionsBuilder, ListContainersOptionsBuilder, ListNetworksOptionsBuilder,
-    LogsOptionsBuilder, RemoveContainerOptionsBuilder, ResizeExecOptionsBuilder,
-    StatsOptionsBuilder, WaitContainerOptionsBuilder,
+    AttachContainerOptionsBuilder, CreateContainerOptionsBuilder,
+    DownloadFromContainerOptionsBuilder, KillContainerOptionsBuilder, ListContainersOptionsBuilder,
+    ListNetworksOptionsBuilder, LogsOptionsBuilder, RemoveContainerOptionsBuilder,
+    ResizeExecOptionsBuilder, StatsOptionsBuilder, WaitContainerOptionsBuilder,
 };
 use bytes::Bytes;
 use futures::StreamExt;
@@ -74,6 +74,8 @@ const LOOK: Duration = Duration::from_secs(10);
 const DRAINING: Duration = Duration::from_secs(5);
 /// Lines that are written at one go.
 const LINES: usize = 256;
+/// Where the daemon cuts a line.
+const MAX_LINE: usize = 16 << 10;
 /// Pieces of output that wait for their reader; then the command waits.
 const QUEUE_PIECES: usize = 16;
 /// Orders that wait: more than one stop and one kill mean nothing.
@@ -349,6 +351,14 @@ impl Docker {
         Ok(number_in(&bytes, user))
     }
 
+    /// Listens to a container that is about to start. Without it, its log is heard a little later.
+    async fn first_words(&self, name: &str) -> Option<FirstWords> {
+        let options = AttachContainerOptionsBuilder::new().stream(true).stdout(true).stderr(true);
+        let at = now().0.saturating_mul(1_000_000);
+        let attached = self.api.attach_container(name, Some(options.build())).await.ok()?;
+        Some(FirstWords { output: attached.output, at, begun: Default::default() })
+    }
+
     /// Waits until a container does not run any more. An error is why it is lost.
     async fn gone(&self, name: &str) -> Result<ContainerState, String> {
         let mut away_since: Option<Instant> = None;
@@ -373,9 +383,18 @@ impl Docker {
     }
 
     /// Writes what a container says into an attempt's log, from where the log ends to the end of the container.
-    async fn follow(&self, name: &str, dir: &Path, rotation: Rotation) -> io::Result<()> {
+    /// The daemon is slow to begin with that, so that its first words are heard otherwise.
+    async fn follow(
+        &self,
+        name: &str,
+        dir: &Path,
+        rotation: Rotation,
+        mut first: Option<FirstWords>,
+    ) -> io::Result<()> {
         let mut last = last_times(dir)?;
         let mut writer = Writer::open(dir, rotation)?;
+        // So many lines of each stream were written before the log came to them.
+        let mut known = [0u64; 2];
         loop {
             // Whole seconds only; and the two streams may have come a little out of order.
             let seconds = (last[0].max(last[1]) / 1_000_000_000).saturating_sub(2);
@@ -384,10 +403,30 @@ impl Docker {
                 options.timestamps(true).since(i32::try_from(seconds).unwrap_or(0)).build();
             let lines = self.api.logs(name, Some(options));
             let mut lines = pin!(lines.ready_chunks(LINES));
-            while let Some(lines) = lines.next().await {
+            loop {
+                let lines = tokio::select! {
+                    biased;
+                    lines = lines.next() => lines,
+                    words = next_words(&mut first) => {
+                        for (stream, at, text) in words {
+                            writer.add(at, stream, &text, true);
+                            known[usize::from(stream == Stream::Err)] += 1;
+                        }
+                        writer.flush();
+                        continue;
+                    }
+                };
+                first = None;
+                let Some(lines) = lines else { break };
                 for line in lines.into_iter().filter_map(Result::ok) {
                     let Some((stream, at, text, is_whole)) = dated(&line) else { continue };
-                    let last = &mut last[usize::from(stream == Stream::Err)];
+                    let which = usize::from(stream == Stream::Err);
+                    let last = &mut last[which];
+                    if known[which] > 0 {
+                        known[which] -= 1;
+                        *last = (*last).max(at);
+                        continue;
+                    }
                     // It was written in an earlier life.
                     if at > *last {
                         *last = at;
@@ -404,6 +443,47 @@ impl Docker {
             }
         }
     }
+}
+
+/// What a container says before its log can be followed.
+struct FirstWords {
+    output: Pin<Box<dyn futures::Stream<Item = Result<LogOutput, Error>> + Send>>,
+    /// Lines are given the moment before the start: so whoever comes after a crash takes none of the log's for known.
+    at: u64,
+    /// The line that has begun, of each stream.
+    begun: [Vec<u8>; 2],
+}
+
+/// The next whole lines; waits for ever once there are none.
+async fn next_words(first: &mut Option<FirstWords>) -> Vec<(Stream, u64, Vec<u8>)> {
+    let Some(words) = first else { return pending().await };
+    let piece = words.output.next().await;
+    let (stream, bytes) = match piece {
+        Some(Ok(LogOutput::StdOut { message })) => (Stream::Out, message),
+        Some(Ok(LogOutput::StdErr { message })) => (Stream::Err, message),
+        _ => {
+            *first = None;
+            return Vec::new();
+        }
+    };
+    let begun = &mut words.begun[usize::from(stream == Stream::Err)];
+    begun.extend_from_slice(&bytes);
+    let mut whole = Vec::new();
+    while let Some(end) = begun.iter().position(|byte| *byte == b'\n') {
+        let rest = begun.split_off(end + 1);
+        let mut line = std::mem::replace(begun, rest);
+        line.pop();
+        // The daemon cuts long lines, and then there are more of them in the log.
+        if line.len() >= MAX_LINE {
+            *first = None;
+            return whole;
+        }
+        whole.push((stream, words.at, line));
+    }
+    if begun.len() >= MAX_LINE {
+        *first = None;
+    }
+    whole
 }
 
 /// A container that was started or found again.
@@ -509,9 +589,9 @@ pub(super) async fn start(
 ) -> Result<(Container, u64, impl Future<Output = Ended> + use<>), StartError> {
     let launch = &record.launch;
     let wanted = launch.image.as_deref().unwrap_or_default();
-    let image = docker.image(wanted).await?;
-    let image = image.ok_or_else(|| DockerError::NoSuchImage(wanted.to_owned()))?;
-    let network = docker.network(&launch.network).await?;
+    let (image, network) = tokio::join!(docker.image(wanted), docker.network(&launch.network));
+    let image = image?.ok_or_else(|| DockerError::NoSuchImage(wanted.to_owned()))?;
+    let network = network?;
     let name = container_name(node, &launch.name);
     let who = User::of(&image.user);
     let remapped = docker.facts.remaps_users;
@@ -532,13 +612,14 @@ pub(super) async fn start(
         };
         prepare(&record, &who, remapped).await?;
     }
+    let first = docker.first_words(&name).await;
     let started_ms = now().0;
     if let Err(error) = docker.api.start_container(&name, None).await {
         docker.discard(node, launch).await;
         return Err(unable(launch, error));
     }
     let (container, orders) = container(docker, record, name);
-    let ended = look_after(&container, Some(started_ms), node.to_owned(), orders);
+    let ended = look_after(&container, Some(started_ms), first, node.to_owned(), orders);
     Ok((container, started_ms, ended))
 }
 
@@ -550,7 +631,7 @@ pub(super) fn attach(
 ) -> (Container, u64, impl Future<Output = Ended> + use<>) {
     let name = container_name(node, &record.launch.name);
     let (container, orders) = container(docker, record, name);
-    let ended = look_after(&container, None, node.to_owned(), orders);
+    let ended = look_after(&container, None, None, node.to_owned(), orders);
     (container, 0, ended)
 }
 
@@ -563,13 +644,14 @@ fn container(docker: Docker, record: Record, name: String) -> (Container, mpsc::
 fn look_after(
     container: &Container,
     started_ms: Option<u64>,
+    first: Option<FirstWords>,
     node: String,
     orders: mpsc::Receiver<Order>,
 ) -> impl Future<Output = Ended> + use<> {
     let Container { docker, record, name, .. } = container;
     let (docker, record, name) = (docker.clone(), record.clone(), name.clone());
     async move {
-        let ended = match watch(&docker, &name, &record.launch, started_ms, orders).await {
+        let ended = match watch(&docker, &name, &record.launch, started_ms, first, orders).await {
             Ok(ended) => ended,
             Err(why) => lost(&why),
         };
@@ -598,6 +680,7 @@ async fn watch(
     name: &str,
     launch: &Launch,
     started_ms: Option<u64>,
+    first: Option<FirstWords>,
     mut orders: mpsc::Receiver<Order>,
 ) -> Result<Ended, String> {
     let mut ran_for = 0;
@@ -617,7 +700,7 @@ async fn watch(
     let mut ending = Ending::new(steady(), Duration::from_millis(launch.grace_ms), limit);
     let (logs, dir, rotation) = (docker.clone(), launch.dir.join(LOG), launch.log);
     let named = name.to_owned();
-    let mut logs = tokio::spawn(async move { logs.follow(&named, &dir, rotation).await });
+    let mut logs = tokio::spawn(async move { logs.follow(&named, &dir, rotation, first).await });
     let mut gone = pin!(docker.gone(name));
     let (mut peak, mut used) = (0, Usage::default());
     // Asked soon, for those that do not live long, and then now and then.

@@ -149,14 +149,19 @@ async fn begin(
         .or_else(|| Some((mine.spec.groups.first()?, mine.key.task)))
         .ok_or_else(|| Stop::Ended(Exit::Cannot(note("there is no such task"))))?;
     let fetching = async {
-        if fetch::is_needed(mine) {
-            tell(handle, mine, News::Fetching).await;
-        }
-        fetch::fetch(handle, mine, rooms).await?;
-        match &group.image {
-            Some(image) => fetch::image(handle, mine.key, image).await.map(Some),
-            None => Ok(None),
-        }
+        let told = async {
+            if fetch::is_needed(mine) {
+                tell(handle, mine, News::Fetching).await;
+            }
+        };
+        let fetched = async {
+            fetch::fetch(handle, mine, rooms).await?;
+            match &group.image {
+                Some(image) => fetch::image(handle, mine.key, image).await.map(Some),
+                None => Ok(None),
+            }
+        };
+        tokio::join!(told, fetched).1
     };
     let image = fetching.await.map_err(Stop::Ended)?;
     let secrets = open_secrets(handle, mine).await.map_err(Stop::Ended)?;

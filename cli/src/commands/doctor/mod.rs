@@ -117,6 +117,7 @@ pub(crate) async fn run(doctor: &Doctor, context: &Context) -> Outcome {
         findings.push(host::gpus());
         findings.push(host::docker().await);
     }
+    findings.extend(known.map(work));
     // What one that was removed knows of the others is of yesterday.
     if known.is_some_and(|status| !status.removed) {
         findings.extend(members::check(&api, here).await?);
@@ -165,6 +166,15 @@ fn running(status: &Result<Status, Report>, context: &Context) -> Finding {
             Finding::wrong("node", format!("{}: {}", report.message, report.cause), &report.hint)
         }
     }
+}
+
+/// Whether tasks that run on the node are limited and kept apart.
+fn work(status: &Status) -> Finding {
+    if status.work_lacks.is_empty() {
+        return Finding::ok("work", "processes are limited, and kept from the host and each other");
+    }
+    let hint = "run the node as root, or in a cgroup of its own, or use images where it matters";
+    Finding::look("work", status.work_lacks.join("; "), hint)
 }
 
 /// Whether the directory on this machine says so.
