@@ -33,4 +33,8 @@
 pub mod board;
 pub mod privacy;
 pub mod straggler;
+pub mod optimiser;
+pub mod pack;
+pub mod shards;
+pub mod tensors;
 pub mod wire;
