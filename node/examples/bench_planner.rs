@@ -16,7 +16,9 @@ use std::time::Duration;
 use fastrand::Rng;
 use mesh_consensus::id::{JobId, NodeId, PartyId, VersionId};
 use mesh_consensus::time::Time;
-use mesh_node::job::{Class, GpuAsk, Group, JobSpec, Mount, Place, Range, Resources, Retry};
+use mesh_node::job::{
+    Class, GpuAsk, Group, JobSpec, Mount, Place, Range, Resources, Retry, Source,
+};
 use mesh_node::scheduler::{
     Gpu, Offer, Plan, Running, Settings, Standing, Usage, View, Waiting, plan,
 };
@@ -202,6 +204,7 @@ fn offer(random: &mut Rng, n: usize) -> Result<Offer, Box<dyn Error>> {
         versions: (0..4).map(|_| version(random.u8(..40))).collect(),
         images: BTreeSet::new(),
         takes_others: true,
+        trains_for: BTreeSet::new(),
     })
 }
 
@@ -239,7 +242,8 @@ fn job(random: &mut Rng, n: usize, kinds: Kinds) -> Result<Waiting, Box<dyn Erro
     }
     let mut data = BTreeMap::new();
     if random.bool() {
-        let mount = Mount { version: version(random.u8(..40)), shown: None, bytes: 20 * GIB };
+        let mount =
+            Mount { what: Source::Version(version(random.u8(..40))), shown: None, bytes: 20 * GIB };
         data.insert(name("train")?, mount);
     }
     let gang = random.u8(..20) == 0;
@@ -251,6 +255,7 @@ fn job(random: &mut Rng, n: usize, kinds: Kinds) -> Result<Waiting, Box<dyn Erro
         image: None,
         resources,
         ports: BTreeMap::new(),
+        party: None,
     };
     let spec = JobSpec {
         name: name("job")?,
@@ -271,6 +276,7 @@ fn job(random: &mut Rng, n: usize, kinds: Kinds) -> Result<Waiting, Box<dyn Erro
         secrets: BTreeMap::new(),
         params: BTreeMap::new(),
         user: String::new(),
+        training: None,
     };
     Ok(Waiting {
         job: JobId(id),

@@ -20,5 +20,5 @@ pub use allotment::Allotment;
 pub use file::{FileError, JobFile};
 pub use spec::{
     Checkpoint, Class, GpuAsk, Group, Image, JobSpec, Mount, Output, Place, Range, Resources,
-    Retry, RetryOn, SealedSecret,
+    Retry, RetryOn, SealedSecret, Source,
 };

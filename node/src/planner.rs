@@ -25,7 +25,7 @@ use tokio::time::{Instant, sleep_until};
 use crate::awareness::record::{Health, Record};
 use crate::clock;
 use crate::handle::{Ask, Handle, ReadError, WriteError};
-use crate::job::JobSpec;
+use crate::job::{JobSpec, Mount};
 use crate::scheduler::{
     self, Explanation, Gpu, Offer, Plan, Running, Settings, Standing, View, Waiting,
 };
@@ -277,7 +277,7 @@ fn view(
 
 /// Versions that a task of this job fetches.
 fn wanted(spec: &JobSpec) -> impl Iterator<Item = VersionId> {
-    let data = spec.data.values().map(|mount| mount.version);
+    let data = spec.data.values().filter_map(Mount::version);
     let images = spec.groups.iter().filter_map(|group| match group.image.as_ref()? {
         crate::job::Image::Pushed { version, .. } => Some(*version),
         crate::job::Image::Named(_) => None,
@@ -324,6 +324,7 @@ fn offer(
         versions,
         images: BTreeSet::new(),
         takes_others: state.takes_all(node),
+        trains_for: state.trains_for(node),
     })
 }
 

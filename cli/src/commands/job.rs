@@ -48,6 +48,7 @@ const NEW: &str = "\
 Examples:
   mesh job new                              print the simplest one
   mesh job new gang                         several workers that start together
+  mesh job new federated                    several parties train one model, each on its own data
   mesh job new container -o job.toml        write it to a file
 
 Every key is explained by mesh help job.toml.";

@@ -45,6 +45,8 @@ const LABEL: &str = "\
 Examples:
   mesh node label gpu-7 zone=ber disk=nvme
   mesh node label gpu-7 zone-
+  mesh node label gpu-7 takes=all         let it take every party's jobs
+  mesh node label gpu-7 trains=clinic-a   let it train for that party, on this party's data
 
 Labels are for the nodes of its own party to set, those without the party's signing key included.";
 const LOGS: &str = "\

@@ -430,6 +430,7 @@ fn offer(settings: &Settings, n: u8) -> Offer {
         versions: BTreeSet::new(),
         images: BTreeSet::new(),
         takes_others: true,
+        trains_for: BTreeSet::new(),
     }
 }
 
@@ -454,6 +455,7 @@ fn spec(job: &Job, class: Class, [name, worker]: &[Name; 2]) -> JobSpec {
         image: None,
         resources,
         ports: BTreeMap::new(),
+        party: None,
     };
     JobSpec {
         name: name.clone(),
@@ -474,5 +476,6 @@ fn spec(job: &Job, class: Class, [name, worker]: &[Name; 2]) -> JobSpec {
         secrets: BTreeMap::new(),
         params: BTreeMap::new(),
         user: String::new(),
+        training: None,
     }
 }

@@ -17,6 +17,7 @@
 //! | `section.rs` | one section of the file: known keys, values with their places |
 //! | `value.rs`, `gpus.rs`, `secret.rs` | words that stand for something |
 //! | `parts.rs`, `groups.rs` | the sections, one reader each; `run` and `[[task]]` |
+//! | `training.rs`, `strategy.rs` | `kind`, `[federated]` and `[privacy]` |
 //! | `fill.rs` | `{lr}` |
 //! | `settle.rs` | from the file to the spec |
 //!
@@ -42,8 +43,10 @@ mod parts;
 mod secret;
 mod section;
 mod settle;
+mod strategy;
 #[cfg(test)]
 mod tests;
+mod training;
 mod value;
 
 pub use error::{FileError, MAX_MISTAKES, Mistake};
@@ -55,6 +58,7 @@ use groups::GroupFile;
 use parts::Kept;
 use secret::Secret;
 use section::Section;
+use training::{FederatedFile, Kind};
 
 /// The largest file. What comes of it is at most [`super::spec::MAX_SPEC_BYTES`], but comments are free.
 pub const MAX_FILE_BYTES: usize = 1 << 20;
@@ -81,6 +85,7 @@ pub struct JobFile {
     env: BTreeMap<String, Spanned<String>>,
     secrets: BTreeMap<String, Spanned<Secret>>,
     params: BTreeMap<Name, String>,
+    federated: Option<FederatedFile>,
 }
 
 /// The text, kept to point into. It can hold secrets.
@@ -128,7 +133,10 @@ impl JobFile {
         let priority = priority.and_then(|priority| u8::try_from(priority.into_inner()).ok());
         let part = |key, mistakes: &mut Mistakes| top.section(key, key, mistakes);
         let place = parts::place(part("place", mistakes).as_ref(), mistakes);
-        let work = groups::work(&top, place.each, mistakes);
+        let kind = training::kind(&top, mistakes);
+        let federated =
+            training::federated(&top, kind, name.as_ref().map(Spanned::get_ref), mistakes);
+        let work = groups::work(&top, place.each, kind, mistakes);
         let before = mistakes.count();
         let params = parts::params(part("params", mistakes).as_ref(), mistakes);
         let has_params = mistakes.count() == before;
@@ -141,17 +149,18 @@ impl JobFile {
             after: parts::after(&top, mistakes),
             groups: work.groups,
             is_gang: work.is_gang,
-            data: parts::data(part("data", mistakes).as_ref(), mistakes),
+            data: parts::data(part("data", mistakes).as_ref(), kind != Kind::Plain, mistakes),
             outputs: parts::outputs(part("output", mistakes).as_ref(), mistakes),
             code: work.code,
             checkpoint: parts::checkpoint(part("checkpoint", mistakes).as_ref(), mistakes),
             grace_ms: parts::grace_ms(part("preempt", mistakes).as_ref(), mistakes),
-            retry: parts::retry(part("retry", mistakes).as_ref(), mistakes),
+            retry: parts::retry(part("retry", mistakes).as_ref(), kind, mistakes),
             time_limit_ms: parts::time_limit_ms(part("limits", mistakes).as_ref(), mistakes),
             place,
             env,
             secrets,
             params,
+            federated,
             name: name?.into_inner(),
         };
         if has_params {
@@ -174,6 +183,20 @@ impl JobFile {
     /// The parameters, with the values that the file gives.
     pub fn params(&self) -> &BTreeMap<Name, String> {
         &self.params
+    }
+
+    /// Those of `known`, the parties that have a node, who take part in a federated job: none in any other.
+    pub fn participants(&self, known: &[Name]) -> Result<Vec<Name>, FileError> {
+        let Some(federated) = &self.federated else { return Ok(Vec::new()) };
+        let mut mistakes = Mistakes::default();
+        let named = federated.participants(known, &mut mistakes);
+        mistakes.check(&self.source.0)?;
+        Ok(named)
+    }
+
+    /// Whether it trains, and so runs on the nodes of several parties.
+    pub fn is_federated(&self) -> bool {
+        self.federated.is_some()
     }
 
     /// Secrets whose values are not in the file, by variable: whoever submits it finds them and hands them to

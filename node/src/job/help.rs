@@ -7,6 +7,8 @@
 
 use std::fmt::Write;
 
+mod training;
+
 /// A part of the file.
 #[derive(Debug)]
 pub struct Topic {
@@ -39,10 +41,7 @@ pub struct Field {
 
 /// Keys that will mean something in a later version, and what.
 pub const RESERVED: [(&str, &str); 2] = [
-    (
-        "kind",
-        "`kind` (\"federated\", \"parameter-server\") comes with training in a later version of mesh",
-    ),
+    ("server", "`server` comes with parameter servers in a later version of mesh"),
     ("disconnect", "`disconnect` comes in a later version of mesh"),
 ];
 
@@ -69,6 +68,7 @@ pub const TOPICS: &[Topic] = &[
                        there are [[task]]s.",
                 example: r#"run = "python train.py""#,
             },
+            training::KIND,
             Field {
                 key: "class",
                 takes: "\"trial\" or \"best-effort\"",
@@ -114,6 +114,7 @@ pub const TOPICS: &[Topic] = &[
                 says: "Text goes to /bin/sh -c; a list is a program and its arguments. {NAME} stands for a parameter.",
                 example: r#"command = ["python", "train.py"]"#,
             },
+            training::TRAINER,
             Field {
                 key: "image",
                 takes: "the name of an image",
@@ -220,7 +221,8 @@ pub const TOPICS: &[Topic] = &[
             key: "NAME",
             takes: "the name of a dataset",
             default: "none",
-            says: "Mounted at /data/NAME. Which version is meant is settled when the job is submitted.",
+            says: "Mounted at /data/NAME. Which version is meant is settled when the job is submitted. In a federated \
+                   job each/mnist is what the party on whose node a task runs calls mnist itself.",
             example: r#"train = "mnist@3""#,
         }],
     },
@@ -282,7 +284,7 @@ pub const TOPICS: &[Topic] = &[
                 key: "attempts",
                 takes: "a whole number from 1 to 100",
                 default: "1",
-                says: "How many attempts may fail.",
+                says: "How many attempts may fail. In a federated job 3, if it is left out.",
                 example: "attempts = 3",
             },
             Field {
@@ -486,7 +488,7 @@ pub const TOPICS: &[Topic] = &[
             takes: "text, a number, or true or false",
             default: "none",
             says: "Its value unless mesh submit --set NAME=VALUE gives another. Filled in for {NAME} in commands, in [env] \
-                   and in paths.",
+                   and in paths; a task finds it in MESH_PARAM_NAME, too.",
             example: "lr = 0.1",
         }],
     },
@@ -503,6 +505,16 @@ pub const TOPICS: &[Topic] = &[
             example: "http = 8080",
         }],
     },
+    training::FEDERATED,
+    training::FEDAVG,
+    training::FEDPROX,
+    training::FEDADAM,
+    training::FEDYOGI,
+    training::FEDADAGRAD,
+    training::FEDBUFF,
+    training::DILOCO,
+    training::TRIMMED_MEAN,
+    training::PRIVACY,
 ];
 
 /// How values are written, beside what TOML says.
@@ -512,7 +524,7 @@ const WORDS: &str = r#"VALUES
     sizes       a whole number and a unit: 512MiB 8GiB (powers of 1024), 500MB 24GB (powers of 1000)
     ranges      "2..8" is at least 2, and up to 8 where the node has them to spare; "2.." is as many as it has;
                 "4GiB..16GiB" likewise. A plain value is just that much
-    datasets    [party/]name, which is the latest, [party/]name@3, [party/]name:tag
+    datasets    [party/]name, which is the latest, [party/]name@3, [party/]name:tag; each/name is every party's own
 
 GPUS
     gpus = 1                one, of any model
@@ -607,7 +619,7 @@ pub struct Template {
 }
 
 /// The files to start from. The first is written where no kind is named.
-pub const TEMPLATES: [Template; 6] = [
+pub const TEMPLATES: [Template; 7] = [
     Template {
         kind: "process",
         says: "a command, as a plain process",
@@ -638,6 +650,11 @@ pub const TEMPLATES: [Template; 6] = [
         says: "several kinds of task: workers and parameter servers",
         text: include_str!("../../../examples/jobs/tasks.toml"),
     },
+    Template {
+        kind: "federated",
+        says: "one model, trained by several parties, each on its own data",
+        text: include_str!("../../../examples/jobs/federated.toml"),
+    },
 ];
 
 /// The file to start from for a kind of job.
@@ -653,12 +670,40 @@ mod tests {
     /// A sound file with one line more in that part of it.
     fn with(topic: &Topic, field: &Field) -> String {
         let base = "name = \"x\"\nrun = \"true\"\n";
+        let who = "parties = \"each\"\nrounds = 1";
+        let rounds = format!("[federated]\n{who}");
         let example = field.example;
         match (topic.path, field.key) {
             ("", "name") => format!("{example}\nrun = \"true\""),
             ("", "run") => format!("name = \"x\"\n{example}"),
+            ("", "kind") => format!("{base}{example}\n{rounds}"),
             ("", _) => format!("{base}{example}"),
             ("run", "command") => format!("name = \"x\"\n[run]\n{example}"),
+            ("run", "trainer") => {
+                format!("name = \"x\"\nkind = \"federated\"\n{rounds}\n[run]\n{example}")
+            }
+            ("federated", key) => {
+                let with = match (key, super::topic(&format!("federated.{key}")).is_some()) {
+                    ("parties", _) => "rounds = 1".to_owned(),
+                    ("rounds", _) => "parties = \"each\"".to_owned(),
+                    ("select_count", _) => format!("{who}\nselect = \"random\""),
+                    ("select", _) => format!("{who}\nselect_count = 3"),
+                    ("tiers", _) => format!("{who}\nselect = \"tiers\"\nselect_count = 3"),
+                    (_, true) => format!("{who}\nstrategy = \"{key}\""),
+                    _ => who.to_owned(),
+                };
+                format!("{base}kind = \"federated\"\n[federated]\n{with}\n{example}")
+            }
+            (path, _) if path.starts_with("federated.") => {
+                let chosen = path.trim_start_matches("federated.");
+                let heading = topic.heading;
+                let strategy = format!("strategy = \"{chosen}\"\n{heading}\n{example}");
+                format!("{base}kind = \"federated\"\n{rounds}\n{strategy}")
+            }
+            ("privacy", key) => {
+                let epsilon = if key == "epsilon" { "" } else { "epsilon = 1\n" };
+                format!("{base}kind = \"federated\"\n{rounds}\n[privacy]\n{epsilon}{example}")
+            }
             ("run", _) => format!("name = \"x\"\n[run]\ncommand = \"true\"\n{example}"),
             ("checkpoint", "every") => format!("{base}[checkpoint]\ndir = \"c\"\n{example}"),
             ("task", key) => {

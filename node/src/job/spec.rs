@@ -11,6 +11,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use mesh_consensus::id::{JobId, VersionId};
 use serde::{Deserialize, Serialize};
 
+use super::training::Training;
+use crate::state::data::DataRef;
 use crate::state::label::LabelValue;
 use crate::state::name::Name;
 
@@ -18,8 +20,8 @@ use crate::state::name::Name;
 pub const MAX_SPEC_BYTES: usize = 16 << 10;
 /// The most tasks of a job.
 pub const MAX_TASKS: u32 = 1024;
-/// The most groups of a job.
-pub const MAX_GROUPS: usize = 16;
+/// The most groups of a job: a federated one has one for each party.
+pub const MAX_GROUPS: usize = 64;
 /// The most entries of any other list in a spec.
 pub const MAX_ENTRIES: usize = 64;
 /// The most GPUs that one task can ask for.
@@ -34,6 +36,9 @@ pub const DEFAULT_GRACE_MS: u64 = 30_000;
 pub const DEFAULT_CPU_MILLI: u64 = 1000;
 /// What a task is counted for where it names no memory. It is not held to it.
 pub const DEFAULT_MEMORY_BYTES: u64 = 1 << 30;
+
+/// What stands in a command for the node's own program, whatever that is called where it runs.
+pub const OWN_BINARY: &str = "mesh:own";
 
 /// What is to be run. See the module.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,6 +79,8 @@ pub struct JobSpec {
     pub params: BTreeMap<Name, String>,
     /// Who submitted it, as that node's owner is called. For people.
     pub user: String,
+    /// How it trains, if it does.
+    pub training: Option<Training>,
 }
 
 /// Whether somebody waits for a job.
@@ -103,6 +110,8 @@ pub struct Group {
     pub resources: Resources,
     /// Ports that it listens on, by name; `None` for one that mesh picks and tells it.
     pub ports: BTreeMap<Name, Option<u16>>,
+    /// The party on whose nodes they run; `None` for what the job's [`Place`] says.
+    pub party: Option<Name>,
 }
 
 /// Where a container's image comes from.
@@ -182,12 +191,32 @@ pub struct GpuAsk {
 /// Data that a task sees, read-only.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Mount {
-    /// Which version.
-    pub version: VersionId,
+    /// Which data.
+    pub what: Source,
     /// As its author wrote it, with its number. Left out of the log where the version is private.
     pub shown: Option<String>,
     /// How much it is, where that is for all to see: the planner prefers nodes that have it.
     pub bytes: u64,
+}
+
+/// Which data a task sees.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Source {
+    /// The same for all.
+    Version(VersionId),
+    /// What the party on whose node the task runs calls so itself: `xray`, `xray@3`, `xray:clean`. Each node looks it
+    /// up for its own party.
+    Each(String),
+}
+
+impl Mount {
+    /// The version, where it is the same for all.
+    pub fn version(&self) -> Option<VersionId> {
+        match self.what {
+            Source::Version(version) => Some(version),
+            Source::Each(_) => None,
+        }
+    }
 }
 
 /// What a task leaves behind.
@@ -343,7 +372,31 @@ impl JobSpec {
             ),
         ];
         let flaw = flaws.into_iter().find_map(|(is_so, text)| is_so.then_some(text));
-        flaw.or_else(|| self.groups.iter().find_map(Group::flaw))
+        flaw.or_else(|| self.groups.iter().find_map(Group::flaw)).or_else(|| self.training_flaw())
+    }
+
+    fn training_flaw(&self) -> Option<&'static str> {
+        let mut each = self.data.values().filter_map(|mount| match &mount.what {
+            Source::Each(text) => Some(text),
+            Source::Version(_) => None,
+        });
+        let Some(Training::Federated(federated)) = &self.training else {
+            return each.next().map(|_| "each party's own data is for jobs that train");
+        };
+        let is_own = |text: &String| text.parse::<DataRef>().is_ok_and(|data| data.party.is_none());
+        let alone = |group: &Group| group.count == 1 && group.party.is_some();
+        let flaws = [
+            (!each.all(is_own), "a name of each party's own data is not one"),
+            (!self.groups.iter().all(alone), "it trains with one task for each party"),
+            (!self.secrets.is_empty(), "its secrets would be read by other parties"),
+            (
+                !self.outputs.is_empty() || self.checkpoint.is_some(),
+                "what a job that trains leaves behind is its model",
+            ),
+            (self.gang || self.place.each, "a job that trains is neither a gang nor for each node"),
+        ];
+        let flaw = flaws.into_iter().find_map(|(is_so, text)| is_so.then_some(text));
+        flaw.or_else(|| federated.flaw(self.groups.len()))
     }
 
     fn paths(&self) -> impl Iterator<Item = &str> {
@@ -409,6 +462,7 @@ pub fn is_image_name(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::training::{Federated, Real, Select, Strategy, Wire};
     use super::*;
 
     pub(crate) fn small() -> JobSpec {
@@ -419,6 +473,7 @@ mod tests {
             image: None,
             resources: Resources::default(),
             ports: BTreeMap::new(),
+            party: None,
         };
         JobSpec {
             name: "small".parse().unwrap(),
@@ -439,6 +494,7 @@ mod tests {
             secrets: BTreeMap::new(),
             params: BTreeMap::new(),
             user: String::new(),
+            training: None,
         }
     }
 
@@ -473,6 +529,70 @@ mod tests {
         ];
         for (n, breaks) in broken.into_iter().enumerate() {
             let mut spec = small();
+            breaks(&mut spec);
+            assert!(spec.flaw().is_some(), "{n}");
+        }
+    }
+
+    /// A sound job that trains, for two parties.
+    fn federated() -> JobSpec {
+        let one = Real::new(1.0).unwrap();
+        let federated = Federated {
+            rounds: 3,
+            strategy: Strategy::FedAvg { rate: one },
+            min_parties: 1,
+            deadline_ms: None,
+            aggregators: vec!["lab".parse().unwrap()],
+            wire: Wire::F32,
+            select: Select::All,
+            privacy: None,
+            start: None,
+            model: "small".parse().unwrap(),
+        };
+        let mut spec = small();
+        let worker = Group { count: 1, ..spec.groups[0].clone() };
+        let group = |party: &str| {
+            let name: Name = party.parse().unwrap();
+            Group { name: name.clone(), party: Some(name), ..worker.clone() }
+        };
+        spec.groups = vec![group("lab"), group("clinic")];
+        let own = Mount { what: Source::Each("xray:clean".into()), shown: None, bytes: 0 };
+        spec.data.insert("train".parse().unwrap(), own);
+        spec.training = Some(Training::Federated(federated));
+        spec
+    }
+
+    #[test]
+    fn a_job_that_trains_has_one_task_for_each_party_and_keeps_nothing_of_its_own() {
+        assert_eq!(federated().flaw(), None);
+        let broken: [fn(&mut JobSpec); 11] = [
+            |spec| spec.training = None,
+            |spec| spec.groups[1].count = 2,
+            |spec| spec.groups[1].party = None,
+            |spec| spec.groups.clear(),
+            |spec| spec.gang = true,
+            |spec| drop(spec.secrets.insert("A".into(), SealedSecret(vec![1]))),
+            |spec| {
+                let output = Output { path: "out".into() };
+                spec.outputs.insert("model".parse().unwrap(), output);
+            },
+            |spec| spec.checkpoint = Some(Checkpoint { path: "ckpt".into(), every_ms: 1000 }),
+            |spec| {
+                let other = Mount { what: Source::Each("lab/xray".into()), shown: None, bytes: 0 };
+                spec.data.insert("test".parse().unwrap(), other);
+            },
+            |spec| {
+                if let Some(Training::Federated(federated)) = &mut spec.training {
+                    federated.min_parties = 3;
+                }
+            },
+            |spec| {
+                spec.groups.truncate(1);
+                spec.place.each = true;
+            },
+        ];
+        for (n, breaks) in broken.into_iter().enumerate() {
+            let mut spec = federated();
             breaks(&mut spec);
             assert!(spec.flaw().is_some(), "{n}");
         }

@@ -15,7 +15,8 @@ use super::queue::Job;
 use super::shape::{Need, Shape};
 use super::view::{View, Waiting};
 use super::{Placement, Victim, Why};
-use crate::job::Class;
+use crate::job::training::Training;
+use crate::job::{Class, Group};
 use crate::state::name::Name;
 
 /// Why a job waits, or where it is about to start.
@@ -74,6 +75,8 @@ pub enum Help {
     Stop(JobId),
     /// A node that has what it takes, in words.
     Add(String),
+    /// That this node trains for this party.
+    Train(Name, Name),
     /// That its party may have more, or has less.
     Quota,
     /// Time: it is not tried before.
@@ -87,6 +90,9 @@ impl fmt::Display for Help {
             Help::Return(name) => write!(f, "that {name} comes back"),
             Help::Stop(job) => write!(f, "that job {} ends", job.short()),
             Help::Add(what) => write!(f, "a node with {what}"),
+            Help::Train(node, party) => {
+                write!(f, "that {node} trains for it: mesh node label {node} trains={party}")
+            }
             Help::Quota => f.write_str("that its party has less, or a larger quota"),
             Help::Wait(time) => write!(f, "time: it is tried again at {time}"),
         }
@@ -166,7 +172,16 @@ fn is_impossible_for(view: &View, waiting: &Waiting) -> bool {
         needs.min().map_or((0, 0), |need| (need.cpu, need.gpus.into()))
     };
     let quota = board.accounts.get(&waiting.party).and_then(|account| account.quota);
-    quota.is_some_and(|quota| !quota.covers(cpu, gpus)) || !choose::could_run(&mut board, &job, &[])
+    let could_run = match &waiting.spec.training {
+        None => choose::could_run(&mut board, &job, &[]),
+        // With fewer parties than it asks for it gets nowhere; those that do not wait have, or had, a place.
+        Some(Training::Federated(federated)) => {
+            let placed = (waiting.spec.tasks() as usize).saturating_sub(waiting.tasks.len());
+            let fit = tasks.iter().filter(|(_, shape)| board.is_possible(*shape)).count();
+            placed + fit >= federated.min_parties as usize
+        }
+    };
+    quota.is_some_and(|quota| !quota.covers(cpu, gpus)) || !could_run
 }
 
 /// The task of a job that needs most, as it asks each node.
@@ -174,12 +189,17 @@ struct Asking<'a> {
     job: &'a Job,
     shape: Shape,
     shunned: Vec<usize>,
-    group: &'a crate::job::Group,
+    group: &'a Group,
 }
 
 impl<'a> Asking<'a> {
     fn new(board: &mut Board, job: &'a Job) -> Option<Self> {
-        let task = choose::by_need(board, job).first().map_or(0, |(task, _)| *task);
+        let tasks = choose::by_need(board, job);
+        // Each task of a job that trains has nodes of its own: one that has none is what there is to tell of.
+        let is_stuck = |(_, shape): &&(u32, usize)| !board.is_possible(*shape);
+        let trains = job.waiting.spec.training.is_some();
+        let stuck = if trains { tasks.iter().find(is_stuck) } else { None };
+        let task = stuck.or(tasks.first()).map_or(0, |(task, _)| *task);
         let group = job.group(task)?;
         let shape = board.shapes[job.shape(task)?].clone();
         let shunned = Wish::new(board, job).shunned;
@@ -202,11 +222,32 @@ impl<'a> Asking<'a> {
     }
 
     fn bars(&self, board: &Board, at: usize) -> Option<Reason> {
+        self.bars_group(board, at, self.group)
+    }
+
+    fn bars_group(&self, board: &Board, at: usize, group: &Group) -> Option<Reason> {
         let waiting = &self.job.waiting;
-        let (spec, group) = (&*waiting.spec, self.group);
+        let spec = &*waiting.spec;
         let ask = Ask { spec, group, party: waiting.party, confined: waiting.confined };
-        let offer = &board.nodes[at].offer;
-        feasible::bars(&ask, offer, board.names.get(&offer.party))
+        feasible::bars(&ask, &board.nodes[at].offer, &board.names)
+    }
+
+    /// For each task that waits, the first node that would have to train for the job's party.
+    fn trainers(&self, board: &Board) -> Vec<Help> {
+        let waiting = &self.job.waiting;
+        let mut help = Vec::new();
+        if waiting.spec.training.is_none() {
+            return help;
+        }
+        for group in waiting.tasks.iter().filter_map(|task| self.job.group(*task)) {
+            let mut reasons =
+                (0..board.nodes.len()).filter_map(|at| self.bars_group(board, at, group));
+            help.extend(reasons.find_map(|reason| match reason {
+                Reason::NotTraining { node, party: Some(party) } => Some(Help::Train(node, party)),
+                _ => None,
+            }));
+        }
+        help
     }
 
     fn kind(&self, board: &Board, at: usize) -> u128 {
@@ -250,7 +291,13 @@ impl<'a> Asking<'a> {
                 short(total.memory, memory),
                 short(total.disk, disk),
             ];
-            (self.bars(board, at).is_some(), parts.into_iter().flatten().max())
+            let barred = match self.bars(board, at) {
+                None => 0,
+                // A word of its party is all that is missing.
+                Some(Reason::NotTraining { .. }) => 1,
+                Some(_) => 2,
+            };
+            (barred, parts.into_iter().flatten().max())
         };
         let at = (0..board.nodes.len()).min_by_key(|at| (missing(*at), *at))?;
         let node = &board.nodes[at];
@@ -267,8 +314,12 @@ impl<'a> Asking<'a> {
             Some(Why::Quota) => help.push(Help::Quota),
             Some(_) => {}
         }
-        if explanation.impossible {
+        let trainers = self.trainers(board);
+        if explanation.impossible && trainers.is_empty() {
             help.push(Help::Add(self.wants()));
+        }
+        help.extend(trainers);
+        if explanation.impossible {
             return help;
         }
         for (at, note) in explanation.nodes.iter().enumerate() {

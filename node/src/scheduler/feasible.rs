@@ -4,6 +4,7 @@
 //! label, or too little memory even when nothing runs there. That a node is *absent* passes: it is drained, or has not
 //! been heard of. And what it *lacks* is with somebody else at present.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
@@ -30,6 +31,13 @@ pub(super) struct Ask<'a> {
 pub enum Reason {
     /// It takes the work of its own party alone.
     OwnWorkOnly,
+    /// It trains for its own party alone, or for others than the job's.
+    NotTraining {
+        /// What it is called.
+        node: Name,
+        /// The job's party; `None` if nobody knows what it is called.
+        party: Option<Name>,
+    },
     /// The job wants nodes of another party.
     WantsParty(Name),
     /// Secrets or data of the job may go to the nodes of one party only, and this is none of them.
@@ -150,6 +158,7 @@ impl Reason {
     pub fn lasts(&self) -> bool {
         match self {
             Reason::OwnWorkOnly
+            | Reason::NotTraining { .. }
             | Reason::WantsParty(_)
             | Reason::Confined
             | Reason::NotNamed
@@ -173,6 +182,12 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Reason::OwnWorkOnly => f.write_str("takes the work of its own party alone"),
+            Reason::NotTraining { node, party: Some(party) } => {
+                write!(f, "does not train for {party} (mesh node label {node} trains={party})")
+            }
+            Reason::NotTraining { party: None, .. } => {
+                f.write_str("does not train for the job's party")
+            }
             Reason::WantsParty(name) => write!(f, "is not a node of {name}"),
             Reason::Confined => f.write_str("is not of the party that the secrets or data are for"),
             Reason::NotNamed => f.write_str("is not among the nodes that the job names"),
@@ -218,9 +233,26 @@ fn of_word(what: &str) -> &'static str {
 }
 
 /// Why a node could not run it even if it were there and empty, but for how much it has: see [`too_small`].
-pub(super) fn bars(ask: &Ask<'_>, offer: &Offer, owner: Option<&Name>) -> Option<Reason> {
+pub(super) fn bars(
+    ask: &Ask<'_>,
+    offer: &Offer,
+    names: &BTreeMap<PartyId, Name>,
+) -> Option<Reason> {
     let place = &ask.spec.place;
-    if offer.party != ask.party && !offer.takes_others {
+    let owner = names.get(&offer.party);
+    // First: that a node would have to do something for a task that is meant for others would mislead.
+    if let Some(wanted) = &ask.group.party
+        && owner != Some(wanted)
+    {
+        return Some(Reason::WantsParty(wanted.clone()));
+    }
+    let is_own = offer.party == ask.party;
+    if ask.spec.training.is_some() {
+        if !is_own && !offer.trains_for.contains(&ask.party) {
+            let (node, party) = (offer.name.clone(), names.get(&ask.party).cloned());
+            return Some(Reason::NotTraining { node, party });
+        }
+    } else if !is_own && !offer.takes_others {
         return Some(Reason::OwnWorkOnly);
     }
     if let Some(wanted) = &place.party

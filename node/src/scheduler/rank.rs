@@ -11,7 +11,7 @@
 
 use super::board::Node;
 use super::view::Offer;
-use crate::job::{Group, Image, JobSpec};
+use crate::job::{Group, Image, JobSpec, Mount};
 
 /// Data is compared in steps of this size: for less nobody should break into a node that is whole.
 const STEP_BYTES: u64 = 16 << 20;
@@ -28,14 +28,18 @@ pub(super) struct Candidate {
 
 /// What a node would have to fetch for a task, as far as sizes are for all to see.
 pub fn bytes_to_fetch(spec: &JobSpec, offer: &Offer) -> u64 {
-    let missing = spec.data.values().filter(|mount| !offer.versions.contains(&mount.version));
+    let missing = spec.data.values().filter(|mount| is_missing(mount, offer));
     missing.fold(0, |sum, mount| sum.saturating_add(mount.bytes))
+}
+
+/// What is each party's own lies with that party, wherever there: nobody outside can tell.
+fn is_missing(mount: &Mount, offer: &Offer) -> bool {
+    mount.version().is_some_and(|version| !offer.versions.contains(&version))
 }
 
 pub(super) fn candidate(at: usize, spec: &JobSpec, group: &Group, offer: &Offer) -> Candidate {
     let fetch = bytes_to_fetch(spec, offer).div_ceil(STEP_BYTES);
-    let mut missing =
-        spec.data.values().filter(|mount| !offer.versions.contains(&mount.version)).count();
+    let mut missing = spec.data.values().filter(|mount| is_missing(mount, offer)).count();
     let has_image = match &group.image {
         None => true,
         Some(Image::Named(name)) => offer.images.contains(name),

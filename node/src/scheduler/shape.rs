@@ -87,6 +87,8 @@ impl Site {
             &'a Option<Name>,
             &'a Option<crate::job::Image>,
             Vec<(mesh_consensus::id::VersionId, u64)>,
+            &'a Option<Name>,
+            bool,
         );
         let (spec, place) = (&waiting.spec, &waiting.spec.place);
         let key = Key(
@@ -97,7 +99,9 @@ impl Site {
             &place.arch,
             &place.party,
             &spec.groups[group].image,
-            spec.data.values().map(|mount| (mount.version, mount.bytes)).collect(),
+            spec.data.values().filter_map(|mount| Some((mount.version()?, mount.bytes))).collect(),
+            &spec.groups[group].party,
+            spec.training.is_some(),
         );
         postcard::to_stdvec(&key).expect("plain data always encodes")
     }
@@ -111,10 +115,8 @@ impl Site {
         let spec = &waiting.spec;
         let group = &spec.groups[group];
         let ask = Ask { spec, group, party: waiting.party, confined: waiting.confined };
-        let may = |node: &Node| {
-            node.is_present()
-                && feasible::bars(&ask, &node.offer, names.get(&node.offer.party)).is_none()
-        };
+        let may =
+            |node: &Node| node.is_present() && feasible::bars(&ask, &node.offer, names).is_none();
         let candidates = nodes.iter().enumerate().filter(|(_, node)| may(node));
         let candidates = candidates.map(|(at, node)| rank::candidate(at, spec, group, &node.offer));
         Self { candidates: candidates.collect() }

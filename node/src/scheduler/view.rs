@@ -107,6 +107,8 @@ pub struct Offer {
     pub images: BTreeSet<String>,
     /// Whether it takes the work of other parties.
     pub takes_others: bool,
+    /// The other parties for whose jobs it trains.
+    pub trains_for: BTreeSet<PartyId>,
 }
 
 /// The most GPUs of a node that are given away, parts of them counted one by one.

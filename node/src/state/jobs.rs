@@ -48,7 +48,7 @@ pub use acts::{
     TaskKeep, TaskNews, Undone, Why,
 };
 
-pub use look::TAKES;
+pub use look::{TAKES, TRAINS};
 
 use super::Moment;
 use super::data::Note;

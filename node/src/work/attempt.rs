@@ -25,7 +25,8 @@ use super::outputs;
 use crate::executor::log::Rotation;
 use crate::executor::{self, Attempt, Bind, Launch, Limits, Network, Port, StartError};
 use crate::handle::{Ask, Handle, WriteError};
-use crate::job::Allotment;
+use crate::job::spec::OWN_BINARY;
+use crate::job::{Allotment, Group};
 use crate::seal::{SecretSpot, open_secret};
 use crate::state::command::Act;
 use crate::state::jobs::{Exit, News, TaskNews, note};
@@ -37,6 +38,8 @@ const AGAIN: Duration = Duration::from_millis(500);
 const ROOM: Duration = Duration::from_millis(500);
 /// Processes that a task may have.
 const MAX_PROCESSES: u32 = 4096;
+/// The program that a process runs, whatever its file is called and even if that was replaced since.
+const SELF: &str = "/proc/self/exe";
 
 /// Why an attempt does not get as far as an end of its own.
 pub(super) enum Stop {
@@ -132,7 +135,11 @@ async fn begin(
 ) -> Result<Attempt, Stop> {
     let say = |text: &str| handle.work.update(mine.key, |here| here.note = text.to_owned());
     if !takes(handle, mine).await {
-        return Err(Stop::Ended(Exit::Unable(note("this node takes its own party's work only"))));
+        let why = match mine.spec.training {
+            Some(_) => "this node does not train for the job's party",
+            None => "this node takes its own party's work only",
+        };
+        return Err(Stop::Ended(Exit::Unable(note(why))));
     }
     let whole = whole_machine(handle);
     while !handle.work.take_room(mine.key, &whole) {
@@ -213,7 +220,7 @@ async fn begin(
     let launch = Launch {
         dir: dir.to_path_buf(),
         name: format!("mesh-{}", mine.key),
-        argv: group.argv.clone(),
+        argv: argv(group, in_container).map_err(Stop::Ended)?,
         env,
         work: rooms.home.clone(),
         mounts,
@@ -249,11 +256,25 @@ async fn begin(
     })
 }
 
-/// Whether this node takes work of the job's party. The leader's word is not enough.
+/// Whether this node takes the task: work of the job's party, or training for it. The leader's word is not enough.
 async fn takes(handle: &Handle, mine: &Mine) -> bool {
-    let (me, party) = (handle.whoami.node, mine.party);
-    let look = handle.look(move |see| see.replica.machine().takes_work_of(me, party));
+    let (me, party, task, spec) =
+        (handle.whoami.node, mine.party, mine.key.task, mine.spec.clone());
+    let look = handle.look(move |see| see.replica.machine().takes_task(me, party, &spec, task));
     look.await.unwrap_or(false)
+}
+
+/// The command of a task, with the node's own program where it stands for it.
+fn argv(group: &Group, in_container: bool) -> Result<Vec<String>, Exit> {
+    let mut argv = group.argv.clone();
+    if let Some(program) = argv.first_mut().filter(|program| program.as_str() == OWN_BINARY) {
+        if in_container {
+            return Err(Exit::Cannot(note("mesh itself runs in no image")));
+        }
+        // The supervisor that starts it is the same program, and this leads to it as any user and in any root.
+        *program = SELF.to_owned();
+    }
+    Ok(argv)
 }
 
 /// The secrets of a job, for the environment of its tasks.
@@ -426,7 +447,7 @@ fn whole_machine(handle: &Handle) -> Allotment {
 }
 
 /// The ports of a task, as it sees them and as this machine does.
-fn pick_ports(group: &crate::job::Group, own: Option<SocketAddr>) -> Result<Vec<Port>, Exit> {
+fn pick_ports(group: &Group, own: Option<SocketAddr>) -> Result<Vec<Port>, Exit> {
     let ip = own.map_or(IpAddr::from([127, 0, 0, 1]), |at| at.ip());
     let pick = |(name, wanted): (&crate::state::name::Name, &Option<u16>)| {
         let free = free_port(ip);
@@ -453,4 +474,20 @@ fn free_port(ip: IpAddr) -> Option<u16> {
 fn interface_of(ip: IpAddr) -> Option<String> {
     let all = if_addrs::get_if_addrs().ok()?;
     all.into_iter().find(|one| one.ip() == ip).map(|one| one.name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::jobs::tests::spec;
+
+    #[test]
+    fn the_nodes_own_program_is_named_by_where_it_runs() {
+        let mut group = spec("train", 1).groups[0].clone();
+        assert_eq!(argv(&group, true).ok().as_deref(), Some(&["true".to_owned()][..]));
+        group.argv = [OWN_BINARY, "train", "mlp"].map(str::to_owned).to_vec();
+        let found = argv(&group, false).unwrap();
+        assert_eq!(found, ["/proc/self/exe", "train", "mlp"]);
+        assert!(matches!(argv(&group, true), Err(Exit::Cannot(_))));
+    }
 }

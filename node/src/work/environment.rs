@@ -82,6 +82,9 @@ pub fn environment(told: &Told<'_>, places: &Places) -> BTreeMap<String, String>
     if let Some(checkpoint) = &told.spec.checkpoint {
         set("MESH_CHECKPOINT", format!("{}/{}", places.work, checkpoint.path));
     }
+    for (name, value) in &told.spec.params {
+        set(&format!("MESH_PARAM_{}", variable(name.as_str())), value.clone());
+    }
     for (name, port) in told.ports {
         set(&format!("MESH_PORT_{}", variable(name)), port.to_string());
     }
@@ -185,18 +188,20 @@ mod tests {
     fn a_task_is_told_where_things_are() {
         let mut spec = spec("train", 1);
         let mount = crate::job::Mount {
-            version: mesh_consensus::id::VersionId([1; 16]),
+            what: crate::job::Source::Version(mesh_consensus::id::VersionId([1; 16])),
             shown: None,
             bytes: 1,
         };
         spec.data.insert("train-set".parse().unwrap(), mount);
         spec.env.insert("OMP_NUM_THREADS".into(), "3".into());
+        spec.params.insert("batch-size".parse().unwrap(), "32".into());
         let gpu = [0xab; 16];
         let allotment = Allotment { cpu_milli: 2500, gpus: vec![gpu], ..Allotment::default() };
         let ports = BTreeMap::from([("board".to_owned(), 6006)]);
         let env = environment(&told(&spec, 0, &[], &allotment, &ports), &places());
         assert_eq!(env["MESH_DATA_TRAIN_SET"], "/data/train-set");
         assert_eq!(env["MESH_PORT_BOARD"], "6006");
+        assert_eq!(env["MESH_PARAM_BATCH_SIZE"], "32");
         assert_eq!(env["MESH_CPUS"], "2.5");
         assert_eq!(env["OMP_NUM_THREADS"], "3", "what its author wrote goes first");
         assert_eq!(env["CUDA_VISIBLE_DEVICES"], "GPU-abababab-abab-abab-abab-abababababab");

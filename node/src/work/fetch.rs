@@ -9,11 +9,13 @@ use mesh_consensus::id::VersionId;
 
 use super::Key;
 use super::agent::Mine;
+use crate::data::catalogue::ResolveError;
 use crate::data::pull::{How, PullError};
 use crate::data::{Found, LayOutError};
 use crate::executor::docker::image::Pulled;
 use crate::handle::Handle;
-use crate::job::Image;
+use crate::job::{Image, Source};
+use crate::state::data::DataRef;
 use crate::state::jobs::{Exit, note};
 
 /// Without anything that comes for this long, the node gives up: another one may have better luck.
@@ -58,7 +60,11 @@ pub(super) async fn fetch(handle: &Handle, mine: &Mine, rooms: &Rooms) -> Result
         let what = mount.shown.clone().unwrap_or_else(|| format!("its data {name}"));
         say(format!("fetching {what}"));
         let to = rooms.data.join(name.as_str());
-        lay_out(handle, mount.version, &to, false).await.map_err(|why| why.of(&what))?;
+        let version = match &mount.what {
+            Source::Version(version) => *version,
+            Source::Each(text) => own(handle, text).await?,
+        };
+        lay_out(handle, version, &to, false).await.map_err(|why| why.of(&what))?;
     }
     if let (Some(kept), Some(checkpoint)) = (mine.checkpoint, &mine.spec.checkpoint) {
         say("fetching its checkpoint".into());
@@ -69,6 +75,25 @@ pub(super) async fn fetch(handle: &Handle, mine: &Mine, rooms: &Rooms) -> Result
     }
     say(String::new());
     Ok(())
+}
+
+/// The version that this node's party calls so. If there is none, it may be pushed yet.
+async fn own(handle: &Handle, text: &str) -> Result<VersionId, Exit> {
+    let wanted = text.parse::<DataRef>().ok().filter(|wanted| wanted.party.is_none());
+    let wanted = wanted.ok_or_else(|| {
+        Exit::Cannot(note(&format!("{text} is no name of each party's own data")))
+    })?;
+    let mut found = handle.data.resolve(&wanted).await;
+    if matches!(found, Err(ResolveError::NoData(_))) && handle.barrier().await.is_ok() {
+        // It may have been pushed elsewhere a moment ago.
+        found = handle.data.resolve(&wanted).await;
+    }
+    found.map(|known| known.id).map_err(|error| {
+        Exit::Unable(note(&match error {
+            ResolveError::NoData(wanted) => format!("the party of this node has no data {wanted}"),
+            error => error.to_string(),
+        }))
+    })
 }
 
 /// The image under the name by which this node's Docker knows it, brought here if it was pushed into the mesh.

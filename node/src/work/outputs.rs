@@ -20,6 +20,7 @@ use super::agent::{Mine, Told};
 use super::attempt::{Stop, write};
 use crate::data::push::{Cancel, PushError, Wish};
 use crate::handle::Handle;
+use crate::job::Mount;
 use crate::state::command::Act;
 use crate::state::data::{Lineage, Note, VersionNew};
 use crate::state::jobs::{Exit, Kept, TaskDone, TaskKeep, note};
@@ -197,7 +198,7 @@ async fn import(handle: &Handle, home: &Path, wish: &Wish, shown: &str) -> Resul
 }
 
 fn wish(mine: &Mine, name: Name, path: &Path) -> Wish {
-    let mut inputs: Vec<VersionId> = mine.spec.data.values().map(|mount| mount.version).collect();
+    let mut inputs: Vec<VersionId> = mine.spec.data.values().filter_map(Mount::version).collect();
     inputs.extend(mine.spec.code);
     inputs.truncate(crate::state::data::content::MAX_INPUTS);
     Wish {

@@ -6,9 +6,12 @@ use serde_json::{Value, json};
 
 use super::super::answer::date;
 use crate::engine::Roster;
+use crate::job::spec::OWN_BINARY;
+use crate::job::training::Training;
 use crate::job::{Class, Group, Image, JobSpec};
 use crate::state::State;
 use crate::state::jobs::{Exit, How, Job, Stage, Task};
+use crate::state::name::Name;
 
 /// A job in a list.
 pub(super) fn row(state: &State, roster: &Roster, id: JobId, job: &Job) -> Value {
@@ -16,6 +19,10 @@ pub(super) fn row(state: &State, roster: &Roster, id: JobId, job: &Job) -> Value
     let class = match job.spec.class {
         Class::Trial => "trial",
         Class::BestEffort => "best-effort",
+    };
+    let kind = match job.spec.training {
+        Some(Training::Federated(_)) => "federated",
+        None => "batch",
     };
     let tasks: Vec<Value> =
         job.tasks.iter().enumerate().map(|(n, one)| task(roster, id, job, n as u32, one)).collect();
@@ -29,7 +36,7 @@ pub(super) fn row(state: &State, roster: &Roster, id: JobId, job: &Job) -> Value
     json!({
         "id": id,
         "name": job.spec.name.as_str(),
-        "kind": "batch",
+        "kind": kind,
         "class": class,
         "priority": job.spec.priority,
         "state": stage.name(),
@@ -52,7 +59,7 @@ pub(super) fn whole(state: &State, roster: &Roster, id: JobId, job: &Job) -> Val
     let mut item = row(state, roster, id, job);
     let spec = &*job.spec;
     let data = spec.data.iter().map(|(name, mount)| {
-        json!({ "name": name.as_str(), "ref": mount.shown, "version": mount.version })
+        json!({ "name": name.as_str(), "ref": mount.shown, "version": mount.version() })
     });
     item["data"] = data.collect();
     let outputs = job.outputs.iter().map(|((task, name), version)| {
@@ -81,15 +88,22 @@ fn groups(spec: &JobSpec) -> Value {
         json!({
             "name": group.name.as_str(),
             "count": group.count,
-            "command": group.argv,
+            "command": command(group),
             "image": group.image.as_ref().map(Image::name),
             "cpu_milli": resources.least_cpu_milli(),
             "memory_bytes": resources.least_memory_bytes(),
             "gpus": resources.least_gpus(),
             "ports": ports(group),
+            "party": group.party.as_ref().map(Name::as_str),
         })
     });
     groups.collect()
+}
+
+/// The command of a kind of task, with the node's own program as people call it.
+fn command(group: &Group) -> Vec<&str> {
+    let words = group.argv.iter().map(String::as_str);
+    words.map(|word| if word == OWN_BINARY { "mesh" } else { word }).collect()
 }
 
 /// The ports of a kind of task, by name; null for one that its node picks.

@@ -25,12 +25,14 @@ use crate::data::catalogue::{EACH, Visibility};
 use crate::data::push::{COPIES, Cancel, Wish};
 use crate::handle::{Ask, WriteError};
 use crate::job::file::{FileError, Given, JobFile, Lookup, NotFound, SecretValue, SettleError};
-use crate::job::{Image, JobSpec, Mount, SealedSecret};
+use crate::job::training::Training;
+use crate::job::{Image, JobSpec, Mount, SealedSecret, Source};
 use crate::party::SealingSecret;
 use crate::planner;
 use crate::seal::{SecretSpot, open_secret, seal_secret};
 use crate::state::command::JobSubmit;
 use crate::state::data::{DataRef, Lineage, Note};
+use crate::state::name::Name;
 use crate::state::refusal::Refusal;
 
 pub(super) fn routes() -> Vec<Route> {
@@ -74,12 +76,21 @@ async fn submit(
     let file = JobFile::parse(&wants.file).map_err(|error| wrong_file(&error))?;
     let party = api.roster().party_of(api.whoami.node).ok_or_else(not_known)?;
     let job = wants.id.unwrap_or_else(|| JobId(crate::random()));
+    if file.is_federated() {
+        // Who takes part may depend on who is there: a node that lags must not guess.
+        api.barrier().await?;
+    }
+    let known = known_parties(&api);
+    let known_names: Vec<Name> = known.keys().cloned().collect();
+    let named = file.participants(&known_names).map_err(|error| wrong_file(&error))?;
+    let named = named.iter().filter_map(|name| known.get(name).copied());
+    let readers: Vec<PartyId> = named.filter(|reader| *reader != party).collect();
     let code = match (file.code(), &wants.code_dir) {
         (Some(_), Some(dir)) if !wants.plan => {
             check_local(local)?;
             check_path("code_dir", dir)?;
             check_apart(&api, dir, true)?;
-            Some(push_code(&api, &file, dir.clone()).await?)
+            Some(push_code(&api, &file, dir.clone(), readers).await?)
         }
         // A plan moves nothing; the code is as good as there.
         (Some(_), _) if wants.plan => Some(VersionId([0; 16])),
@@ -92,12 +103,19 @@ async fn submit(
         runtime: runtime::Handle::current(),
         job,
         party,
+        parties: known_names,
         secret: api.data.sealing_secret().await,
     };
     let settled = tokio::task::spawn_blocking(move || file.settle(&given, &looks));
     let settled = settled.await.map_err(|_| not_known())?;
     let spec = settled.map_err(|error| unsettled(&error))?;
-    let outlook = planner::outlook(&api, job, party, &spec).await?;
+    check_readers(&api, &spec).await?;
+    let mut asked = spec.clone();
+    if wants.plan && spec.training.is_some() {
+        // It would be shared with all who take part.
+        asked.code = None;
+    }
+    let outlook = planner::outlook(&api, job, party, &asked).await?;
     if wants.plan {
         return Ok(item(&api, outlook.json()));
     }
@@ -163,14 +181,66 @@ async fn explain(State(api): State<Api>, Param(wanted): Param<String>) -> Answer
     Ok(item(&api, explained.unwrap_or_else(|| json!({ "id": job }))))
 }
 
-/// Makes the code a version. The same code as last time is the same version.
-async fn push_code(api: &Api, file: &JobFile, dir: PathBuf) -> Result<VersionId, Problem> {
+/// The parties that have a node, by name.
+fn known_parties(api: &Api) -> BTreeMap<Name, PartyId> {
+    let roster = api.roster();
+    let present = roster.present_parties();
+    let named = roster.parties.iter().filter(|(party, _)| present.contains(*party));
+    named.map(|(party, name)| (name.clone(), *party)).collect()
+}
+
+/// Whether all who take part in a training can read what it names: their nodes would find out one by one.
+async fn check_readers(api: &Api, spec: &JobSpec) -> Result<(), Problem> {
+    let Some(Training::Federated(federated)) = &spec.training else { return Ok(()) };
+    let parties: Vec<Name> = spec.groups.iter().filter_map(|group| group.party.clone()).collect();
+    let mut needs: Vec<(String, VersionId, Vec<Name>)> = Vec::new();
+    for (name, mount) in &spec.data {
+        let version = mount.version().into_iter();
+        needs.extend(version.map(|id| (format!("the data {name}"), id, parties.clone())));
+    }
+    // All groups have the same one.
+    let image = spec.groups.first().and_then(|group| group.image.as_ref());
+    if let Some(Image::Pushed { name, version }) = image {
+        needs.push((format!("the image {name}"), *version, parties.clone()));
+    }
+    // Whoever sums begins with it.
+    let start = federated.start.into_iter();
+    needs.extend(start.map(|id| ("the model".to_owned(), id, federated.aggregators.clone())));
+    let unread = api.look(move |see| {
+        let state = see.replica.machine();
+        let reads = |version, name: &Name| {
+            state.party_named(name).is_some_and(|party| state.may_read(version, party))
+        };
+        needs.into_iter().find_map(|(what, version, parties)| {
+            let party = parties.into_iter().find(|party| !reads(version, party))?;
+            Some((what, party))
+        })
+    });
+    match unread.await? {
+        None => Ok(()),
+        Some((what, party)) => Err(Problem::refused(
+            format!("{party} cannot read {what} of the job"),
+            "it is not shared with that party, which takes part",
+            format!("mesh data share NAME {party}; each/NAME is every party's own data"),
+        )),
+    }
+}
+
+/// Makes the code a version that these parties may read, too. The same code as last time is the same version.
+async fn push_code(
+    api: &Api,
+    file: &JobFile,
+    dir: PathBuf,
+    mut readers: Vec<PartyId>,
+) -> Result<VersionId, Problem> {
+    readers.sort_unstable();
+    let shared = (!readers.is_empty()).then_some(Visibility::Shared(readers));
     let short: String = file.name().as_str().chars().take(58).collect();
     let name = format!("{short}.code").parse().map_err(|_| not_known())?;
     let wish = Wish {
         path: dir,
         name,
-        visibility: None::<Visibility>,
+        visibility: shared,
         copies: COPIES,
         in_place: false,
         follow: false,
@@ -191,13 +261,15 @@ struct Looks {
     runtime: runtime::Handle,
     job: JobId,
     party: PartyId,
+    /// Those that have a node.
+    parties: Vec<Name>,
     secret: Option<SealingSecret>,
 }
 
 impl Lookup for Looks {
     fn version(&self, data: &DataRef) -> Result<Mount, NotFound> {
         if data.party.as_ref().is_some_and(|party| party.as_str() == EACH) {
-            let message = "each/ is for federated jobs, which come later".to_owned();
+            let message = "each/ means the data of every party, and one is wanted here".to_owned();
             return Err(NotFound { message, fix: "name one party's data".into() });
         }
         let found = self.runtime.block_on(self.api.data.resolve(data));
@@ -218,7 +290,7 @@ impl Lookup for Looks {
             _ => format!("{}@{}", known.name, known.number),
         });
         let bytes = if is_private { 0 } else { known.bytes };
-        Ok(Mount { version: known.id, shown, bytes })
+        Ok(Mount { what: Source::Version(known.id), shown, bytes })
     }
 
     fn job(&self, wanted: &str) -> Result<JobId, NotFound> {
@@ -244,6 +316,14 @@ impl Lookup for Looks {
         let secret = secret.ok_or("this node does not have its party's sealing secret yet")?;
         let (mesh, party, job) = (self.api.whoami.mesh, self.party, self.job);
         Ok(seal_secret(value, secret, &SecretSpot { mesh, party, job, variable }))
+    }
+
+    fn parties(&self) -> Vec<Name> {
+        self.parties.clone()
+    }
+
+    fn own_party(&self) -> Option<Name> {
+        self.api.roster().parties.get(&self.party).cloned()
     }
 }
 

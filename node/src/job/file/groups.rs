@@ -7,6 +7,7 @@ use super::super::spec::{MAX_GROUPS, MAX_TASKS, Resources};
 use super::error::Mistakes;
 use super::parts::{self, Command, Ports};
 use super::section::{Section, kind, name};
+use super::training::Kind;
 use crate::state::name::Name;
 
 /// The one group of a job without `[[task]]`.
@@ -41,7 +42,7 @@ struct Run {
 }
 
 /// Reads it. With `each`, how many tasks there are is settled elsewhere.
-pub(super) fn work(top: &Section<'_>, each: bool, mistakes: &mut Mistakes) -> Work {
+pub(super) fn work(top: &Section<'_>, each: bool, of: Kind, mistakes: &mut Mistakes) -> Work {
     let needs = top.section("resources", "resources", mistakes);
     let needs = parts::resources(needs.as_ref(), &Resources::default(), mistakes);
     let ports = top.section("ports", "ports", mistakes);
@@ -53,7 +54,7 @@ pub(super) fn work(top: &Section<'_>, each: bool, mistakes: &mut Mistakes) -> Wo
         gang.need("workers", mistakes);
         gang.whole("workers", 1, MAX_TASKS, mistakes)
     });
-    let run = read_run(top, mistakes);
+    let run = read_run(top, of, mistakes);
     if each {
         only_each(top, mistakes);
     }
@@ -85,7 +86,7 @@ pub(super) fn work(top: &Section<'_>, each: bool, mistakes: &mut Mistakes) -> Wo
     Work { groups: group.into_iter().collect(), is_gang, code: run.code }
 }
 
-fn read_run(top: &Section<'_>, mistakes: &mut Mistakes) -> Run {
+fn read_run(top: &Section<'_>, of: Kind, mistakes: &mut Mistakes) -> Run {
     let has_tasks = top.get("task").is_some();
     let Some(value) = top.get("run") else {
         if !has_tasks {
@@ -105,7 +106,18 @@ fn read_run(top: &Section<'_>, mistakes: &mut Mistakes) -> Run {
             if has_tasks {
                 command_twice(&section, "command", mistakes);
             }
+            if section.get("trainer").is_some() {
+                let message = "there is a `command`, and a `trainer` that would take its place";
+                mistakes.add(section.at("trainer"), message, "leave one of them out");
+            }
             parts::command(&section, "command", value, mistakes)
+        }
+        None if section.get("trainer").is_some() => {
+            if has_tasks {
+                command_twice(&section, "trainer", mistakes);
+            }
+            only_trainer(&section, of, mistakes);
+            parts::trainer(&section, mistakes)
         }
         None => {
             if !has_tasks {
@@ -118,6 +130,19 @@ fn read_run(top: &Section<'_>, mistakes: &mut Mistakes) -> Run {
         command,
         image: section.read("image", mistakes, parts::image),
         code: section.read("code", mistakes, parts::code),
+    }
+}
+
+/// Says what does not go with the built-in trainer.
+fn only_trainer(section: &Section<'_>, of: Kind, mistakes: &mut Mistakes) {
+    if of == Kind::Plain {
+        let message = "the built-in trainer trains in rounds, and this job has none";
+        let fix = "write `kind = \"federated\"` above the first [section]";
+        mistakes.add(section.at("trainer"), message, fix);
+    }
+    if section.get("image").is_some() {
+        let message = "the built-in trainer is a part of mesh, and runs in no image";
+        mistakes.add(section.at("image"), message, "leave one of them out");
     }
 }
 

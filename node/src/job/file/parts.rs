@@ -6,15 +6,17 @@ use toml::Spanned;
 use toml::de::DeValue;
 
 use super::super::spec::{
-    Class, DEFAULT_GRACE_MS, MAX_SPEC_BYTES, Place, Range, Resources, Retry, is_image_name,
-    is_variable,
+    Class, DEFAULT_GRACE_MS, MAX_SPEC_BYTES, OWN_BINARY, Place, Range, Resources, Retry,
+    is_image_name, is_variable,
 };
 use super::error::{Mistakes, Wrong, quoted};
 use super::fill::is_parameter;
 use super::gpus::gpus;
 use super::secret::Secret;
-use super::section::{Section, Value, name, nearest, scalar, within};
+use super::section::{Section, Value, name, nearest, scalar, unknown, within};
+use super::training::Kind;
 use super::value::{self, cores, cpus, duration_within, memory, some_size};
+use crate::data::catalogue::EACH;
 use crate::state::data::DataRef;
 use crate::state::name::Name;
 
@@ -24,6 +26,10 @@ const SECOND: (u64, &str) = (1000, "1s");
 const DAY: (u64, &str) = (24 * 3600 * 1000, "1d");
 const YEAR: (u64, &str) = (365 * 24 * 3600 * 1000, "365d");
 const MAX_ATTEMPTS: u32 = 100;
+/// The default of `[retry] attempts` in a federated job.
+const FEDERATED_ATTEMPTS: u32 = 3;
+/// The models that the trainer in this program knows.
+const TRAINERS: [&str; 3] = ["logistic", "mlp", "cnn"];
 /// What nodes report, as Rust names it.
 const ARCHES: [&str; 8] =
     ["x86_64", "aarch64", "riscv64", "arm", "x86", "powerpc64", "s390x", "loongarch64"];
@@ -147,8 +153,10 @@ pub(super) fn ports(section: Option<&Section<'_>>, mistakes: &mut Mistakes) -> P
     ports
 }
 
+/// Datasets, by name. With `each`, also every party's own.
 pub(super) fn data(
     section: Option<&Section<'_>>,
+    each: bool,
     mistakes: &mut Mistakes,
 ) -> BTreeMap<Name, Spanned<DataRef>> {
     let mut data = BTreeMap::new();
@@ -158,14 +166,14 @@ pub(super) fn data(
             section.wrong_kind(name.as_str(), value, mistakes);
             continue;
         };
-        if let Some(found) = mistakes.take(value.span(), dataset(text)) {
+        if let Some(found) = mistakes.take(value.span(), dataset(text, each)) {
             data.insert(name, found);
         }
     }
     data
 }
 
-fn dataset(word: &str) -> Result<DataRef, Wrong> {
+fn dataset(word: &str, each: bool) -> Result<DataRef, Wrong> {
     let data: DataRef = word.parse().map_err(|_| {
         let message = format!("{} does not name a dataset", quoted(word));
         let fix = if word.starts_with(['.', '/', '~']) {
@@ -175,8 +183,8 @@ fn dataset(word: &str) -> Result<DataRef, Wrong> {
         };
         Wrong::new(message, fix)
     })?;
-    if data.party.as_ref().is_some_and(|party| party.as_str() == "each") {
-        let message = "`each/…` comes with federated training in a later version of mesh";
+    if !each && data.party.as_ref().is_some_and(|party| party.as_str() == EACH) {
+        let message = "`each/…` is every party's own, for jobs of `kind = \"federated\"`";
         return Err(Wrong::new(message, "name one party's dataset"));
     }
     Ok(data)
@@ -219,8 +227,12 @@ pub(super) fn time_limit_ms(section: Option<&Section<'_>>, mistakes: &mut Mistak
     section?.read("time", mistakes, read).map(Spanned::into_inner)
 }
 
-pub(super) fn retry(section: Option<&Section<'_>>, mistakes: &mut Mistakes) -> Retry {
+pub(super) fn retry(section: Option<&Section<'_>>, kind: Kind, mistakes: &mut Mistakes) -> Retry {
     let mut retry = Retry::default();
+    if kind == Kind::Federated {
+        // The others go on meanwhile, and one that comes back goes on with them.
+        retry.attempts = FEDERATED_ATTEMPTS;
+    }
     let Some(section) = section else { return retry };
     if let Some(attempts) = section.whole("attempts", 1, MAX_ATTEMPTS, mistakes) {
         retry.attempts = attempts.into_inner();
@@ -416,6 +428,17 @@ pub(super) fn command(
         return None;
     }
     (words.len() == items.len()).then_some(Command { is_shell, words })
+}
+
+/// The command that trains a model by the trainer in this program.
+pub(super) fn trainer(section: &Section<'_>, mistakes: &mut Mistakes) -> Option<Command> {
+    let model = section.read("trainer", mistakes, |word| match TRAINERS.contains(&word) {
+        true => Ok(word.to_owned()),
+        false => Err(unknown(word, "a model of the built-in trainer", &TRAINERS)),
+    })?;
+    let own = |word: &str| Spanned::new(model.span(), word.to_owned());
+    let words = vec![own(OWN_BINARY), own("train"), own(model.get_ref())];
+    Some(Command { is_shell: false, words })
 }
 
 pub(super) fn image(word: &str) -> Result<String, Wrong> {

@@ -10,6 +10,7 @@ use toml::de::{DeInteger, DeString, DeTable, DeValue};
 
 use super::super::help::{self, RESERVED, TOPICS, Topic};
 use super::super::spec::MAX_ENTRIES;
+use super::super::training::Real;
 use super::error::{Mistakes, Wrong, quoted};
 use crate::config::distance;
 use crate::state::name::Name;
@@ -123,6 +124,33 @@ impl<'t> Section<'t> {
             Wrong::new(format!("`{key}` takes a whole number from {least} to {most}"), fix)
         });
         mistakes.take(value.span(), number)
+    }
+
+    /// A number for which `fits` holds, as the key's description says.
+    pub(super) fn real(
+        &self,
+        key: &str,
+        fits: fn(f64) -> bool,
+        mistakes: &mut Mistakes,
+    ) -> Option<Real> {
+        let value = self.get(key)?;
+        let number: Option<f64> = match value.get_ref() {
+            DeValue::Integer(number) => {
+                let number = i64::from_str_radix(number.as_str(), number.radix()).ok();
+                number.map(|number| number as f64)
+            }
+            DeValue::Float(number) => number.as_str().parse().ok(),
+            _ => {
+                self.wrong_kind(key, value, mistakes);
+                return None;
+            }
+        };
+        let real = number.and_then(Real::new).filter(|real| fits(real.get())).ok_or_else(|| {
+            let field = self.topic.field(key);
+            let (takes, example) = field.map_or(("", ""), |field| (field.takes, field.example));
+            Wrong::new(format!("`{key}` takes {takes}"), format!("as in `{example}`"))
+        });
+        mistakes.take(value.span(), real).map(Spanned::into_inner)
     }
 
     /// A list of words.
@@ -272,6 +300,16 @@ fn changes(known: &str, word: &str) -> usize {
         return usize::from(known != word);
     }
     distance(known, word)
+}
+
+/// A word that is none of those that are known.
+pub(super) fn unknown(word: &str, what: &str, known: &[&str]) -> Wrong {
+    let fix = match (nearest(word, known.iter().copied()), known) {
+        (Some(near), _) => format!("did you mean `{near}`?"),
+        (None, [only]) => format!("there is `{only}`"),
+        (None, known) => format!("there are {}", known.join(", ")),
+    };
+    Wrong::new(format!("{} is not {what}", quoted(word)), fix)
 }
 
 /// What to say of a key that does not belong where it stands.

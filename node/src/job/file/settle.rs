@@ -6,14 +6,17 @@ use mesh_consensus::id::{JobId, VersionId};
 use toml::Spanned;
 
 use super::super::spec::{
-    Checkpoint, Group, Image, JobSpec, MAX_SPEC_BYTES, Mount, Output, SealedSecret, is_beneath,
+    self, Checkpoint, Group, Image, JobSpec, MAX_SPEC_BYTES, Mount, Output, SealedSecret,
+    is_beneath,
 };
+use super::super::training::Training;
 use super::error::{FileError, Mistakes, quoted};
 use super::fill::{Filler, Unfilled};
 use super::groups::GroupFile;
 use super::secret::{Secret, SecretValue};
 use super::section::nearest;
 use super::{JobFile, Source};
+use crate::data::catalogue::EACH;
 use crate::state::data::DataRef;
 use crate::state::name::Name;
 
@@ -29,6 +32,10 @@ pub trait Lookup {
     fn image(&self, image: &str) -> Image;
     /// Seals a secret's value for the party's nodes. The error is for people, and says nothing of the value.
     fn seal(&self, variable: &str, value: &[u8]) -> Result<SealedSecret, String>;
+    /// The parties that have a node, by name.
+    fn parties(&self) -> Vec<Name>;
+    /// What the party is called that submits.
+    fn own_party(&self) -> Option<Name>;
 }
 
 /// What a file names is not there.
@@ -128,7 +135,15 @@ impl JobFile {
         let mut mistakes = Mistakes::default();
         let params = self.with(&given.set)?;
         let filled = self.fill(&params, &mut mistakes);
-        let data = self.mounts(lookup, &mut mistakes);
+        let parties = self.federated.as_ref().map(|federated| {
+            let known = lookup.parties();
+            federated.participants(&known, &mut mistakes)
+        });
+        let parties = parties.unwrap_or_default();
+        let own = lookup.own_party();
+        let takes_part = own.as_ref().is_some_and(|own| parties.contains(own));
+        let data = self.mounts(takes_part, lookup, &mut mistakes);
+        let training = self.trains(parties.len(), own, lookup, &mut mistakes);
         let after = self.jobs(lookup, &mut mistakes);
         let Source(text) = &self.source;
         mistakes.check(text)?;
@@ -138,6 +153,7 @@ impl JobFile {
         }
         let groups = self.groups.into_iter().zip(filled.commands);
         let groups = groups.map(|(group, argv)| group.settle(argv, lookup)).collect();
+        let groups = if training.is_some() { for_each(&parties, groups) } else { groups };
         let spec = JobSpec {
             name: self.name,
             class: self.class,
@@ -157,6 +173,7 @@ impl JobFile {
             secrets,
             params,
             user: given.user.clone(),
+            training,
         };
         let bytes = postcard::to_stdvec(&spec).map_or(usize::MAX, |bytes| bytes.len());
         if bytes > MAX_SPEC_BYTES {
@@ -243,15 +260,46 @@ impl JobFile {
         Filled { commands, env, outputs, checkpoint }
     }
 
-    fn mounts(&self, lookup: &impl Lookup, mistakes: &mut Mistakes) -> BTreeMap<Name, Mount> {
+    /// Data. `takes_part` says whether the party that submits trains itself.
+    fn mounts(
+        &self,
+        takes_part: bool,
+        lookup: &impl Lookup,
+        mistakes: &mut Mistakes,
+    ) -> BTreeMap<Name, Mount> {
         let mut mounts = BTreeMap::new();
         for (name, data) in &self.data {
-            match lookup.version(data.get_ref()) {
+            let found = match &data.get_ref().party {
+                Some(party) if party.as_str() == EACH => {
+                    each_own(data.get_ref(), takes_part, lookup)
+                }
+                _ => lookup.version(data.get_ref()),
+            };
+            match found {
                 Ok(mount) => drop(mounts.insert(name.clone(), mount)),
                 Err(NotFound { message, fix }) => mistakes.add(data.span(), message, fix),
             }
         }
         mounts
+    }
+
+    /// How it trains, with so many parties.
+    fn trains(
+        &self,
+        parties: usize,
+        own: Option<Name>,
+        lookup: &impl Lookup,
+        mistakes: &mut Mistakes,
+    ) -> Option<Training> {
+        let federated = self.federated.as_ref()?;
+        let start = federated.start().and_then(|start| match lookup.version(start.get_ref()) {
+            Ok(mount) => mount.version(),
+            Err(NotFound { message, fix }) => {
+                mistakes.add(start.span(), message, fix);
+                None
+            }
+        });
+        Some(Training::Federated(federated.settle(parties, own, start)))
     }
 
     fn jobs(&self, lookup: &impl Lookup, mistakes: &mut Mistakes) -> Vec<JobId> {
@@ -302,8 +350,31 @@ impl GroupFile {
             image: self.image.map(|image| lookup.image(image.get_ref())),
             resources: self.resources,
             ports: ports.collect(),
+            party: None,
         }
     }
+}
+
+/// Every party's own data. Whether the others have it is for their nodes to say; whether the own party has is known.
+fn each_own(data: &DataRef, takes_part: bool, lookup: &impl Lookup) -> Result<Mount, NotFound> {
+    let own = DataRef { party: None, ..data.clone() };
+    if takes_part {
+        lookup.version(&own)?;
+    }
+    let what = spec::Source::Each(own.to_string());
+    Ok(Mount { what, shown: Some(data.to_string()), bytes: 0 })
+}
+
+/// One group for each party, all of them like the one that the file has.
+fn for_each(parties: &[Name], groups: Vec<Group>) -> Vec<Group> {
+    let Some(group) = groups.into_iter().next() else { return Vec::new() };
+    let of = |party: &Name| Group {
+        name: party.clone(),
+        count: 1,
+        party: Some(party.clone()),
+        ..group.clone()
+    };
+    parties.iter().map(of).collect()
 }
 
 /// Parameters on their way into one file's texts.

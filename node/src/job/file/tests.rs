@@ -6,7 +6,10 @@ use mesh_consensus::id::{JobId, VersionId};
 use proptest::prelude::*;
 
 use super::super::help::TEMPLATES;
-use super::super::spec::{Class, GpuAsk, Image, JobSpec, Mount, Range, RetryOn, SealedSecret};
+use super::super::spec::{
+    Class, GpuAsk, Image, JobSpec, Mount, OWN_BINARY, Range, RetryOn, SealedSecret, Source,
+};
+use super::super::training::{Federated, NoiseAt, Real, Select, Strategy as Rule, Training, Wire};
 use super::*;
 
 /// What a test's mesh has.
@@ -18,7 +21,8 @@ impl Lookup for Shelf {
             let message = format!("there is no dataset `{data}`");
             return Err(NotFound { message, fix: "did you mean `mnist`?".into() });
         }
-        Ok(Mount { version: VersionId([7; 16]), shown: Some(data.to_string()), bytes: 11 })
+        let what = Source::Version(VersionId([7; 16]));
+        Ok(Mount { what, shown: Some(data.to_string()), bytes: 11 })
     }
 
     fn job(&self, job: &str) -> Result<JobId, NotFound> {
@@ -44,6 +48,14 @@ impl Lookup for Shelf {
             _ => Ok(SealedSecret(value.iter().rev().copied().collect())),
         }
     }
+
+    fn parties(&self) -> Vec<Name> {
+        ["a", "b", "clinic-a", "lab"].map(name).to_vec()
+    }
+
+    fn own_party(&self) -> Option<Name> {
+        Some(name("lab"))
+    }
 }
 
 fn parse(text: &str) -> JobFile {
@@ -61,6 +73,24 @@ fn spec(text: &str) -> JobSpec {
 /// A small file with something more.
 fn more(text: &str) -> String {
     format!("name = \"x\"\nrun = \"true\"\n{text}")
+}
+
+/// A small file of a job that trains, with something more in its `[federated]`.
+fn trains(text: &str) -> String {
+    let top = "name = \"x\"\nkind = \"federated\"\nrun = \"true\"\n";
+    format!("{top}[federated]\nparties = [\"a\", \"b\"]\n{text}")
+}
+
+/// What stands in the log of how a job trains.
+fn federated(text: &str) -> Federated {
+    match spec(text).training {
+        Some(Training::Federated(federated)) => federated,
+        None => panic!("it does not train: {text}"),
+    }
+}
+
+fn real(number: f64) -> Real {
+    Real::new(number).unwrap()
 }
 
 /// The mistakes of a file, each as `line:column message | fix`.
@@ -282,7 +312,10 @@ fn every_mistake_is_told_with_its_place_and_its_fix() {
     let (mut count, mut other) = (0, Vec::new());
     while let Some(line) = lines.by_ref().find(|line| !line.is_empty()) {
         let text = line.replace('⏎', "\n");
-        let text = text.strip_prefix("+ ").map_or(text.clone(), more);
+        let text = match text.strip_prefix("f ") {
+            Some(rest) => trains(rest),
+            None => text.strip_prefix("+ ").map_or(text.clone(), more),
+        };
         let want: Vec<&str> = lines.by_ref().map_while(|line| line.strip_prefix("    ")).collect();
         let said = mistakes(&text);
         if said != want {
@@ -412,6 +445,173 @@ fn code_has_to_be_pushed_first() {
     assert_eq!(spec(text).code, Some(VersionId([5; 16])));
     // Who has no code in the file is given none.
     assert_eq!(spec(&more("")).code, None);
+}
+
+#[test]
+fn a_federated_job_has_one_group_for_each_party() {
+    let spec = spec(
+        r#"
+        name = "mnist"
+        kind = "federated"
+        [run]
+        command = ["python", "train.py", "{lr}"]
+        image = "pushed"
+        code = "."
+        [params]
+        lr = 0.1
+        [resources]
+        cpus = 2
+        [data]
+        train = "each/xray:clean"
+        test = "lab/mnist"
+        [federated]
+        parties = ["clinic-a", "lab"]
+        rounds = 20
+        strategy = "fedbuff"
+        min_parties = 1
+        deadline = "90s"
+        aggregators = ["lab", "a"]
+        wire = "int8"
+        select = "tiers"
+        select_count = 2
+        tiers = 3
+        start = "mnist-mlp@3"
+        model = "better"
+        [federated.fedbuff]
+        buffer = 2
+        rate = 0.5
+        max_staleness = 3
+        [privacy]
+        epsilon = 8
+        noise = 1.5
+        where = "aggregator"
+        "#,
+    );
+    let groups: Vec<&str> = spec.groups.iter().map(|group| group.name.as_str()).collect();
+    assert_eq!(groups, ["clinic-a", "lab"]);
+    for group in &spec.groups {
+        assert_eq!((group.count, group.party.as_ref()), (1, Some(&group.name)));
+        assert_eq!(group.argv, ["python", "train.py", "0.1"]);
+        assert!(matches!(group.image, Some(Image::Pushed { .. })));
+        assert_eq!(group.resources.cpu_milli, Some(Range::just(2000)));
+    }
+    let train = &spec.data[&name("train")];
+    assert_eq!(train.what, Source::Each("xray:clean".into()));
+    assert_eq!(train.shown.as_deref(), Some("each/xray:clean"));
+    assert_eq!(spec.data[&name("test")].what, Source::Version(VersionId([7; 16])));
+    assert_eq!((spec.code, spec.gang), (Some(VersionId([5; 16])), false));
+    assert_eq!(spec.retry.attempts, 3);
+    let Some(Training::Federated(federated)) = &spec.training else { panic!("{spec:?}") };
+    let strategy = Rule::FedBuff { buffer: 2, rate: real(0.5), max_staleness: 3 };
+    assert_eq!((federated.rounds, &federated.strategy), (20, &strategy));
+    assert_eq!((federated.min_parties, federated.deadline_ms), (1, Some(90_000)));
+    assert_eq!(federated.aggregators, [name("lab"), name("a")]);
+    assert_eq!(
+        (federated.wire, &federated.select),
+        (Wire::Int8, &Select::Tiers { count: 2, tiers: 3 })
+    );
+    assert_eq!((federated.start, federated.model.as_str()), (Some(VersionId([7; 16])), "better"));
+    let privacy = federated.privacy.as_ref().unwrap();
+    assert_eq!((privacy.epsilon, privacy.delta), (real(8.0), real(1e-5)));
+    assert_eq!((privacy.noise, privacy.clip), (real(1.5), real(1.0)));
+    assert_eq!(privacy.at, NoiseAt::Aggregator);
+    assert_eq!(spec.flaw(), None);
+}
+
+#[test]
+fn each_is_every_party_that_has_a_node() {
+    let text = "name = \"x\"\nkind = \"federated\"\nrun = \"true\"\n\
+                [federated]\nparties = \"each\"\nrounds = 1\n[privacy]\nepsilon = 1";
+    let spec = spec(text);
+    let groups: Vec<&str> = spec.groups.iter().map(|group| group.name.as_str()).collect();
+    assert_eq!(groups, ["a", "b", "clinic-a", "lab"]);
+    let federated = federated(text);
+    assert_eq!(federated.strategy, Rule::FedAvg { rate: real(1.0) });
+    assert_eq!((federated.min_parties, federated.deadline_ms), (2, None));
+    assert_eq!((federated.aggregators, federated.model), (vec![name("lab")], name("x")));
+    assert_eq!((federated.select, federated.wire), (Select::All, Wire::F32));
+    assert_eq!(federated.privacy.map(|privacy| privacy.at), Some(NoiseAt::Party));
+    assert_eq!(parse(text).participants(&[name("b")]), Ok(vec![name("b")]));
+    assert_eq!(parse(&more("")).participants(&[name("b")]), Ok(Vec::new()));
+    assert_eq!(super::super::spec::MAX_GROUPS, super::super::training::MAX_PARTICIPANTS);
+}
+
+#[test]
+fn every_strategy_has_defaults() {
+    let adaptive = super::super::training::Adaptive {
+        rate: real(0.01),
+        beta1: real(0.9),
+        beta2: real(0.99),
+        tau: real(0.001),
+    };
+    let cases = [
+        ("fedavg", Rule::FedAvg { rate: real(1.0) }),
+        ("fedprox", Rule::FedProx { mu: real(0.01) }),
+        ("fedadam", Rule::FedAdam(adaptive.clone())),
+        ("fedyogi", Rule::FedYogi(adaptive.clone())),
+        ("fedadagrad", Rule::FedAdagrad(adaptive)),
+        // No more than there are parties.
+        ("fedbuff", Rule::FedBuff { buffer: 2, rate: real(1.0), max_staleness: 8 }),
+        ("diloco", Rule::DiLoCo { rate: real(0.7), momentum: real(0.9) }),
+        ("median", Rule::Median),
+        ("trimmed-mean", Rule::TrimmedMean { trim: real(0.2) }),
+    ];
+    for (word, strategy) in cases {
+        let text = trains(&format!("rounds = 1\nstrategy = \"{word}\""));
+        assert_eq!(federated(&text).strategy, strategy, "{word}");
+    }
+    let few = trains("rounds = 1\nselect = \"random\"\nselect_count = 1");
+    assert_eq!(federated(&few).select, Select::Random { count: 1 });
+    assert_eq!(federated(&few).min_parties, 1);
+}
+
+#[test]
+fn who_is_not_there_cannot_train() {
+    let text = "name = \"x\"\nkind = \"federated\"\nrun = \"true\"\n[federated]\n\
+                parties = [\"clinic-b\", \"lab\"]\naggregators = [\"nobody-at-all\"]\nrounds = 1\n\
+                start = \"missing\"\n[data]\ntrain = \"each/missing\"";
+    let SettleError::File(error) = parse(text).settle(&given(), &Shelf).unwrap_err() else {
+        panic!()
+    };
+    let said: Vec<String> = error
+        .mistakes
+        .iter()
+        .map(|mistake| {
+            let fix = mistake.fix.as_deref().unwrap_or("-");
+            format!("{}:{} {} | {fix}", mistake.line, mistake.column, mistake.message)
+        })
+        .collect();
+    assert_eq!(
+        said,
+        [
+            "5:12 there is no party `clinic-b` with a node | did you mean `clinic-a`?",
+            "6:16 there is no party `nobody-at-all` with a node | mesh party ls shows them all",
+            "8:9 there is no dataset `missing` | did you mean `mnist`?",
+            "10:9 there is no dataset `missing` | did you mean `mnist`?",
+        ]
+    );
+    assert!(parse(text).participants(&[name("lab")]).is_err());
+    // Who does not take part need not have the data; whether the others do is for their nodes to say.
+    let elsewhere = spec(&trains("rounds = 1\n[data]\ntrain = \"each/missing@2\""));
+    assert_eq!(elsewhere.data[&name("train")].what, Source::Each("missing@2".into()));
+    let all = trains("rounds = 1\nmin_parties = 3").replace("[\"a\", \"b\"]", "\"each\"");
+    assert_eq!(federated(&all).min_parties, 3);
+    let more = all.replace("min_parties = 3", "min_parties = 5");
+    let error = parse(&more).settle(&given(), &Shelf).unwrap_err();
+    assert!(error.to_string().contains("waits for 5, and there are 4 parties"), "{error}");
+}
+
+#[test]
+fn the_built_in_trainer_is_the_nodes_own_program() {
+    let top = "name = \"x\"\nkind = \"federated\"\n[federated]\nparties = [\"a\"]\nrounds = 1\n";
+    for model in ["logistic", "mlp", "cnn"] {
+        let spec = spec(&format!("{top}[run]\ntrainer = \"{model}\"\n[params]\nlr = 0.1"));
+        assert_eq!(spec.groups[0].argv, [OWN_BINARY, "train", model]);
+        assert_eq!(spec.params[&name("lr")], "0.1");
+    }
+    let often = spec(&format!("{top}[run]\ntrainer = \"mlp\"\n[retry]\nattempts = 1"));
+    assert_eq!(often.retry.attempts, 1);
+    assert!(!parse(&more("")).is_federated());
 }
 
 #[test]

@@ -97,6 +97,34 @@ fn what_no_member_could_ever_run_is_impossible_and_names_the_closest() {
 }
 
 #[test]
+fn a_party_that_does_not_train_for_the_job_is_told_how_it_could() {
+    let mut theirs = offer(2, 8, 0);
+    theirs.party = party(2);
+    let view = mesh([offer(1, 8, 0), theirs.clone()]);
+    let explained = explain(&view.clone().with(1, trains(&[1, 2], spec(1, 0))), job(1)).unwrap();
+    assert_eq!(
+        notes(&explained),
+        ["n1: is not a node of p2", "n2: does not train for p1 (mesh node label n2 trains=p1)"]
+    );
+    assert!(!explained.impossible, "party 1 can begin");
+    assert_eq!(explained.places.len(), 1);
+    let help: Vec<String> = explained.help.iter().map(Help::to_string).collect();
+    assert_eq!(help, ["that n2 trains for it: mesh node label n2 trains=p1"]);
+
+    // With fewer than it asks for it gets nowhere.
+    let mut both = trains(&[1, 2], spec(1, 0));
+    if let Some(crate::job::training::Training::Federated(federated)) = &mut both.training {
+        federated.min_parties = 2;
+    }
+    let explained = explain(&view.with(1, both.clone()), job(1)).unwrap();
+    assert!(explained.impossible);
+    assert_eq!(explained.closest.map(|closest| closest.node), Some(node(2)));
+    assert_eq!(explained.help, [Help::Train(name("n2"), name("p1"))]);
+    theirs.trains_for.insert(party(1));
+    assert!(!is_impossible(&mesh([offer(1, 8, 0), theirs]).with(1, both), job(1)));
+}
+
+#[test]
 fn a_gang_that_is_too_large_for_the_whole_mesh_is_impossible() {
     let view = mesh([offer(1, 8, 0), offer(2, 8, 0)]).runs(90, 1, spec(8, 0), &[]);
     assert!(!is_impossible(&view.clone().with(1, gang(4, spec(4, 0))), job(1)));

@@ -153,6 +153,39 @@ fn labels_architecture_names_and_parties_say_which_nodes_will_do() {
     assert_eq!(with(|place| place.party = Some(name("nobody"))), [] as [u8; 0]);
 }
 
+/// A node of a party that trains for party 1, if it says so, and takes nobody's other work.
+fn of_party(n: u8, owner: u8, trains: bool) -> Offer {
+    let mut offer = offer(n, 8, 0);
+    (offer.party, offer.takes_others) = (party(owner), false);
+    offer.trains_for.extend(trains.then(|| party(1)));
+    offer
+}
+
+#[test]
+fn a_task_of_a_party_goes_to_that_partys_nodes_only() {
+    let view = mesh([of_party(1, 1, false), of_party(2, 2, true), of_party(3, 3, true)]);
+    assert_eq!(view.clone().with(1, trains(&[1, 2, 3], spec(1, 0))).places(1), [1, 2, 3]);
+    assert_eq!(view.clone().with(1, trains(&[3, 1], spec(1, 0))).places(1), [3, 1]);
+    // Also where its own nodes have no room, and others have.
+    let busy = view.clone().runs(90, 2, trial(8, 0), &[]);
+    assert_eq!(busy.with(1, trains(&[2, 3], spec(1, 0))).places(1), [3]);
+    assert_eq!(view.with(1, trains(&[9], spec(1, 0))).places(1), [] as [u8; 0], "nobody's name");
+}
+
+#[test]
+fn a_node_trains_for_another_party_only_if_it_says_so() {
+    let mut willing = of_party(2, 2, false);
+    willing.takes_others = true;
+    let view = mesh([of_party(1, 1, false), willing]);
+    // Taking others' work is another matter.
+    assert_eq!(view.clone().with(1, trains(&[1, 2], spec(1, 0))).places(1), [1]);
+    assert_eq!(view.with(1, tasks(16, spec(1, 0))).planned().places.len(), 16);
+    let view = mesh([of_party(1, 1, false), of_party(2, 2, true)]);
+    assert_eq!(view.clone().with(1, trains(&[1, 2], spec(1, 0))).places(1), [1, 2]);
+    // And the other way round.
+    assert_eq!(view.with(1, tasks(16, spec(1, 0))).planned().places.len(), 8);
+}
+
 #[test]
 fn what_is_confined_to_a_party_stays_on_its_nodes() {
     let mut theirs = offer(1, 8, 0);

@@ -8,7 +8,8 @@ use mesh_consensus::id::{JobId, NodeId, PartyId, VersionId};
 use mesh_consensus::time::Time;
 
 use super::super::*;
-use crate::job::{Class, GpuAsk, Group, JobSpec, Mount, Place, Range, Resources, Retry};
+use crate::job::training::{Federated, Select, Strategy, Training, Wire};
+use crate::job::{Class, GpuAsk, Group, JobSpec, Mount, Place, Range, Resources, Retry, Source};
 
 pub(super) const GIB: u64 = 1 << 30;
 pub(super) const SECOND: u64 = 1000;
@@ -69,6 +70,7 @@ pub(super) fn offer(n: u8, cpus: u64, gpus: u8) -> Offer {
         versions: BTreeSet::new(),
         images: BTreeSet::new(),
         takes_others: true,
+        trains_for: BTreeSet::new(),
     }
 }
 
@@ -87,6 +89,7 @@ pub(super) fn spec(cpus: u64, gpus: u64) -> JobSpec {
         image: None,
         resources,
         ports: BTreeMap::new(),
+        party: None,
     };
     JobSpec {
         name: name("job"),
@@ -107,6 +110,7 @@ pub(super) fn spec(cpus: u64, gpus: u64) -> JobSpec {
         secrets: BTreeMap::new(),
         params: BTreeMap::new(),
         user: String::new(),
+        training: None,
     }
 }
 
@@ -136,8 +140,30 @@ pub(super) fn tasks(tasks: u32, mut spec: JobSpec) -> JobSpec {
     spec
 }
 
+/// A job that trains, with one task for each of these parties.
+pub(super) fn trains(parties: &[u8], mut spec: JobSpec) -> JobSpec {
+    let group = |party: &u8| {
+        let name = name(&format!("p{party}"));
+        Group { name: name.clone(), party: Some(name), ..spec.groups[0].clone() }
+    };
+    spec.groups = parties.iter().map(group).collect();
+    spec.training = Some(Training::Federated(Federated {
+        rounds: 1,
+        strategy: Strategy::Median,
+        min_parties: 1,
+        deadline_ms: None,
+        aggregators: vec![name("p1")],
+        wire: Wire::F32,
+        select: Select::All,
+        privacy: None,
+        start: None,
+        model: name("model"),
+    }));
+    spec
+}
+
 pub(super) fn reads(mut spec: JobSpec, n: u8, bytes: u64) -> JobSpec {
-    let mount = Mount { version: version(n), shown: None, bytes };
+    let mount = Mount { what: Source::Version(version(n)), shown: None, bytes };
     spec.data.insert(name(&format!("d{n}")), mount);
     spec
 }
@@ -338,7 +364,14 @@ fn check_place(view: &View, place: &Placement) {
     let group = spec.group_of(place.task).map_or(&spec.groups[0], |(group, _)| group);
     assert!(!offer.drained && offer.away.is_none(), "{place:?} on a node that takes nothing");
     assert!(waiting.not_before <= view.now, "{place:?} before its time");
-    assert!(offer.takes_others || offer.party == waiting.party, "{place:?} is not welcome");
+    let is_welcome = match spec.training {
+        Some(_) => offer.trains_for.contains(&waiting.party),
+        None => offer.takes_others,
+    };
+    assert!(is_welcome || offer.party == waiting.party, "{place:?} is not welcome");
+    let owner = view.parties.iter().find(|party| party.party == offer.party);
+    let owner = owner.map(|party| &party.name);
+    assert!(group.party.is_none() || group.party.as_ref() == owner, "{place:?} is not there");
     assert!(waiting.confined.is_none_or(|party| party == offer.party), "{place:?} is confined");
     assert!(wants.labels.iter().all(|(key, value)| offer.labels.get(key) == Some(value)));
     assert!(wants.nodes.is_empty() || wants.nodes.contains(&offer.name));

@@ -1,15 +1,24 @@
 //! Reading what the state says of jobs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use mesh_consensus::id::{JobId, NodeId, PartyId};
 
+use super::super::name::Name;
 use super::super::{Facts, State};
 use super::{Given, How, Job, Phase, Stage, Task, TaskState};
+use crate::job::JobSpec;
 use crate::scheduler::shares::Usage;
 
 /// The label with which a node's owner says whose work it takes: `all`, or its own party's if there is none.
 pub const TAKES: &str = "takes";
+
+/// The label with which a node's owner says for whose jobs it trains: `all`, or a party's name. It is another one because a
+/// task that trains is let at the party's own data, which other work is not.
+pub const TRAINS: &str = "trains";
+
+/// The value of [`TAKES`] and [`TRAINS`] that means every party.
+const ALL: &str = "all";
 
 impl State {
     /// Every job that is kept.
@@ -65,6 +74,28 @@ impl State {
         self.facts.takes_all(node)
     }
 
+    /// Whether `node`, which is of the party `own`, trains for the jobs of `party`.
+    pub fn may_train_for(&self, node: NodeId, own: PartyId, party: PartyId) -> bool {
+        self.facts.may_train_for(node, own, party)
+    }
+
+    /// The other parties for whose jobs `node` trains.
+    pub fn trains_for(&self, node: NodeId) -> BTreeSet<PartyId> {
+        let own = self.party_of(node);
+        // Most nodes have no such label, and need not be asked about every party.
+        let Some(own) = own.filter(|_| self.facts.label_of(node, TRAINS).is_some()) else {
+            return BTreeSet::new();
+        };
+        let others = self.parties().keys().copied().filter(|party| *party != own);
+        others.filter(|party| self.may_train_for(node, own, *party)).collect()
+    }
+
+    /// Whether `node` takes this task of a job of `party`.
+    pub fn takes_task(&self, node: NodeId, party: PartyId, spec: &JobSpec, task: u32) -> bool {
+        let own = self.party_of(node);
+        own.is_some_and(|own| self.facts.takes_task(node, own, party, spec, task))
+    }
+
     /// Grows whenever anything about jobs may have changed. Like [`State::revision`], it is this process's own.
     pub fn jobs_revision(&self) -> u64 {
         self.jobs_revision
@@ -77,9 +108,39 @@ impl Facts {
     }
 
     fn takes_all(&self, node: NodeId) -> bool {
-        let labels = self.extras.labels.get(&node);
-        let mut takes = labels.into_iter().flatten().filter(|(key, _)| key.as_str() == TAKES);
-        takes.any(|(_, value)| value.as_str() == "all")
+        self.label_of(node, TAKES) == Some(ALL)
+    }
+
+    fn may_train_for(&self, node: NodeId, own: PartyId, party: PartyId) -> bool {
+        let named = |label: &str| {
+            label == ALL
+                || self.parties.get(&party).is_some_and(|party| party.name.as_str() == label)
+        };
+        own == party || self.label_of(node, TRAINS).is_some_and(named)
+    }
+
+    /// Whether a node of the party `own` takes this task of a job of `party`: it is welcome there, and wants to be there.
+    pub(super) fn takes_task(
+        &self,
+        node: NodeId,
+        own: PartyId,
+        party: PartyId,
+        spec: &JobSpec,
+        task: u32,
+    ) -> bool {
+        let welcome = match spec.training {
+            Some(_) => self.may_train_for(node, own, party),
+            None => self.takes_work_of(node, own, party),
+        };
+        let wanted = spec.group_of(task).and_then(|(group, _)| group.party.as_ref());
+        let is_wanted =
+            |name: &Name| self.parties.get(&own).is_some_and(|party| party.name == *name);
+        welcome && wanted.is_none_or(is_wanted)
+    }
+
+    fn label_of(&self, node: NodeId, key: &str) -> Option<&str> {
+        let labels = self.extras.labels.get(&node)?;
+        labels.iter().find(|(known, _)| known.as_str() == key).map(|(_, value)| value.as_str())
     }
 }
 

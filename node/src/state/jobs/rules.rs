@@ -116,7 +116,7 @@ impl Facts {
                 return Err(Refusal::StalePlan);
             }
             let member = self.staying(*node).ok_or(Refusal::NoSuchMember)?;
-            if !self.takes_work_of(*node, member.party, job.party) {
+            if !self.takes_task(*node, member.party, job.party, &job.spec, *task) {
                 return Err(Refusal::WrongParty);
             }
             let fits = match job.tasks.get(*task as usize) {

@@ -11,6 +11,7 @@ use super::super::level::LEVEL;
 use super::super::refusal::Refusal;
 use super::super::testing::{Scene, id, name, node, party_id};
 use super::*;
+use crate::job::training::{Federated, Select, Strategy, Training, Wire};
 use crate::job::{Checkpoint, Class, Group, Output, Place, Resources, Retry, RetryOn};
 
 pub(crate) fn spec(label: &str, tasks: u32) -> JobSpec {
@@ -21,6 +22,7 @@ pub(crate) fn spec(label: &str, tasks: u32) -> JobSpec {
         image: None,
         resources: Resources::default(),
         ports: BTreeMap::new(),
+        party: None,
     };
     JobSpec {
         name: name(label),
@@ -41,6 +43,7 @@ pub(crate) fn spec(label: &str, tasks: u32) -> JobSpec {
         secrets: BTreeMap::new(),
         params: BTreeMap::new(),
         user: "ada".into(),
+        training: None,
     }
 }
 
@@ -214,6 +217,65 @@ fn another_partys_node_gets_work_only_if_it_takes_all() {
     let value = Some("all".parse().unwrap());
     scene.act(&node(2), Label { node: id(2), key: name(TAKES), value }).unwrap();
     assert_eq!(assign(&mut scene, vec![], there()), Ok(()));
+}
+
+/// A job of party 1 that trains with these parties.
+fn training(parties: &[&str]) -> JobSpec {
+    let mut it = spec("train", 1);
+    let worker = it.groups[0].clone();
+    let of = |party: &&str| Group { name: name(party), party: Some(name(party)), ..worker.clone() };
+    it.groups = parties.iter().map(of).collect();
+    it.training = Some(Training::Federated(Federated {
+        rounds: 1,
+        strategy: Strategy::Median,
+        min_parties: 1,
+        deadline_ms: None,
+        aggregators: vec![name("p1")],
+        wire: Wire::F32,
+        select: Select::All,
+        privacy: None,
+        start: None,
+        model: name("train"),
+    }));
+    it
+}
+
+#[test]
+fn a_node_trains_for_another_party_only_if_it_is_labelled_so() {
+    let mut scene = Scene::two_at_top();
+    scene.act(&node(1), submit(1, training(&["p1", "p2"]))).unwrap();
+    let there = || vec![place(1, 1, 2)];
+    let label = |scene: &mut Scene, key: &str, value: &str| {
+        let value = Some(value.parse().unwrap());
+        scene.act(&node(2), Label { node: id(2), key: name(key), value }).unwrap();
+    };
+    // That it takes everybody's work does not open its own data to them.
+    label(&mut scene, TAKES, "all");
+    assert_eq!(assign(&mut scene, vec![], there()), Err(Refusal::WrongParty));
+    assert!(scene.state.trains_for(id(2)).is_empty());
+    label(&mut scene, TRAINS, "p3");
+    assert_eq!(assign(&mut scene, vec![], there()), Err(Refusal::WrongParty));
+    for value in ["p1", "all"] {
+        label(&mut scene, TRAINS, value);
+        assert!(scene.state.may_train_for(id(2), party_id(2), party_id(1)), "{value}");
+        assert_eq!(scene.state.trains_for(id(2)), BTreeSet::from([party_id(1)]), "{value}");
+    }
+    let task = |task| scene.state.takes_task(id(2), party_id(1), &training(&["p1", "p2"]), task);
+    assert!(task(1) && !task(0), "the first task is party 1's own");
+    assert_eq!(assign(&mut scene, vec![], there()), Ok(()));
+}
+
+#[test]
+fn a_task_of_a_party_is_given_to_its_nodes_only() {
+    let mut scene = Scene::two_at_top();
+    let value = Some("all".parse().unwrap());
+    scene.act(&node(2), Label { node: id(2), key: name(TRAINS), value }).unwrap();
+    scene.act(&node(1), submit(1, training(&["p1", "p2"]))).unwrap();
+    for (task, on) in [(0, 2), (1, 1)] {
+        let there = vec![place(1, task, on)];
+        assert_eq!(assign(&mut scene, vec![], there), Err(Refusal::WrongParty), "{task}");
+    }
+    assert_eq!(assign(&mut scene, vec![], vec![place(1, 0, 1), place(1, 1, 2)]), Ok(()));
 }
 
 #[test]
