@@ -3,8 +3,8 @@
 //! A kind has a number for ever and belongs to the level at which it came; a new one goes to the
 //! end of the list below. Its struct holds only what has a bound: keys, numbers, hashes, a
 //! [`Name`]. So no command is larger than a few hundred bytes, whoever sends it; but for those that
-//! carry the body of a version, with [`MAX_ACT_BYTES`], a job's spec ([`crate::job::spec::MAX_SPEC_BYTES`])
-//! or a plan ([`super::jobs::MAX_PLACES`]).
+//! carry the body of a version, with [`MAX_ACT_BYTES`], a job's spec ([`crate::job::spec::MAX_SPEC_BYTES`]),
+//! a plan ([`super::jobs::MAX_PLACES`]) or a round of a training, which is at most some 30 KiB.
 //!
 //! ```text
 //! command body = the kind's struct ‖ Option<PartySignature>        (postcard)
@@ -18,6 +18,7 @@ use mesh_consensus::id::{Hash, NodeId, PartyId, TicketId};
 use mesh_consensus::time::Time;
 use serde::{Deserialize, Serialize};
 
+pub use super::course::{CourseCharge, CourseClaim, CourseEnd, CourseRound};
 pub use super::data::acts::{Hold, TagSet, VersionBody, VersionDrop, VersionNew};
 pub use super::jobs::acts::{Assign, JobForget, JobStop, JobSubmit, TaskDone, TaskKeep, TaskNews};
 use super::label::LabelValue;
@@ -151,6 +152,14 @@ kinds! {
     29 TaskDone level 6;
     /// A node keeps what a task has come to so far.
     30 TaskKeep level 6;
+    /// A node takes, or keeps, the right to coordinate a training.
+    31 CourseClaim level 6;
+    /// Whoever coordinates a training commits a model, or opens a round, or both.
+    32 CourseRound level 6;
+    /// Whoever coordinates a training charges a round to the budgets of participants.
+    33 CourseCharge level 6;
+    /// Whoever coordinates a training says how it ended.
+    34 CourseEnd level 6;
 }
 
 /// A party makes a ticket. Needs the signature of that party.
@@ -431,7 +440,7 @@ mod tests {
             let signature = sign_party_act(&party(1), &slot, &act);
             let command = act.with(Some(&signature));
             let bound = match act.kind() {
-                18 | 20 | 29 | 30 => MAX_ACT_BYTES,
+                18 | 20 | 29 | 30 | 32 => MAX_ACT_BYTES,
                 _ => 512,
             };
             assert!(command.body.len() <= bound, "{}", command.body.len());

@@ -15,6 +15,24 @@
 //!
 //! An update is known by its task, the fence of the attempt that made it, and a serial number that grows; what was counted once is
 //! refused afterwards. Values themselves never stand here: hashes do.
+//!
+//! What is charged to a participant's budget is kept twice: with the job, and for good with the party and its data, as other
+//! jobs spend from the same budget.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `rules.rs` | who may ask what |
+//! | `change.rs` | what comes of it |
+//! | `look.rs` | reading, and what to tell people |
+//! | `sound.rs` | what must hold in a snapshot, and how much of it there can be |
+
+mod change;
+mod look;
+mod rules;
+mod sound;
+
+#[cfg(test)]
+pub(crate) mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -36,6 +54,15 @@ pub const MAX_POINTS: usize = 256;
 pub const MAX_LEASE_MS: u32 = 60_000;
 /// The largest model, in bytes.
 pub const MAX_MODEL_BYTES: u64 = 1 << 40;
+/// The most holders of a model.
+pub const MAX_HOLDERS: usize = 64;
+/// The most budgets, of all parties and all data.
+pub const MAX_BUDGETS: usize = 4096;
+/// The most kinds of noise of one budget.
+pub const MAX_TALLY: usize = 64;
+
+/// What was charged to one party's data: so many rounds (the value) with so much noise (the key: the bits of it as an f64).
+pub type Tally = BTreeMap<u64, u32>;
 
 /// See the module. A job that trains has one.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]

@@ -8,6 +8,9 @@
 //!        lost, preempted, failed with a retry left, or its gang starts again
 //! ```
 //!
+//! A job that trains has a course as well ([`super::course`]). Once that has a verdict, no task waits any more: what is
+//! not with a node is left out.
+//!
 //! Each assignment has a **fence**, the index of its entry. What a node says of a task counts only with the fence
 //! that holds, so that of all attempts at a task one at most can write: its news, its outputs and its checkpoints
 //! are refused once it was superseded, wherever that attempt still runs.
@@ -51,6 +54,7 @@ pub use acts::{
 pub use look::{TAKES, TRAINS};
 
 use super::Moment;
+use super::course::{Course, Tally};
 use super::data::Note;
 use super::name::Name;
 use crate::job::{Allotment, JobSpec};
@@ -91,6 +95,8 @@ pub struct Job {
     pub over: Option<Moment>,
     /// What it left behind: by task and by the name of the output.
     pub outputs: BTreeMap<(u32, Name), VersionId>,
+    /// How its training goes: there if and only if it trains.
+    pub course: Option<Course>,
 }
 
 /// A task of a job.
@@ -202,6 +208,8 @@ pub enum How {
     WithGang,
     /// A job that should have been done before it was not.
     Before(JobId),
+    /// The training ended without it.
+    LeftOut,
 }
 
 /// See the module.
@@ -214,6 +222,8 @@ pub(super) struct Jobs {
     pub(super) usage: BTreeMap<PartyId, Usage>,
     /// The latest mesh time at which anything happened here: a node's removal comes without one.
     pub(super) now: Moment,
+    /// What was charged to the data of parties, by all trainings ever: by party and by the data's name.
+    pub(super) budgets: BTreeMap<(PartyId, Name), Tally>,
     /// Follows from the rest.
     #[serde(skip)]
     pub(super) derived: Derived,

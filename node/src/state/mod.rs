@@ -12,7 +12,7 @@
 //!         ─► did the party sign it, here?       party.rs
 //!         ─► the rules of its kind              ticket.rs invite.rs member.rs label.rs request.rs
 //!                                               decided.rs name.rs level.rs extras.rs data.rs
-//!                                               jobs.rs
+//!                                               jobs.rs course.rs
 //!         ─► done, or refused with a number     refusal.rs
 //! ```
 //!
@@ -390,6 +390,10 @@ impl State {
             Act::TaskNews(act) => facts.task_news(at, act)?,
             Act::TaskDone(act) => facts.task_done(at, act)?,
             Act::TaskKeep(act) => facts.task_keep(at, act)?,
+            Act::CourseClaim(act) => facts.course_claim(at, &act)?,
+            Act::CourseRound(act) => facts.course_round(at, act)?,
+            Act::CourseCharge(act) => facts.course_charge(at, &act)?,
+            Act::CourseEnd(act) => facts.course_end(at, act)?,
         }
         match topic {
             Topic::Names => {}
@@ -432,7 +436,10 @@ impl Topic {
             | Act::VersionBody(_)
             | Act::TagSet(_)
             | Act::Hold(_) => Topic::Data,
-            Act::JobSubmit(_) => Topic::Jobs,
+            Act::JobSubmit(_)
+            | Act::CourseClaim(_)
+            | Act::CourseRound(_)
+            | Act::CourseCharge(_) => Topic::Jobs,
             Act::Assign(act) if act.ends.is_empty() => Topic::Jobs,
             Act::TaskNews(act) if !matches!(act.news, jobs::News::Ended(_)) => Topic::Jobs,
             Act::JobStop(_)
@@ -440,7 +447,8 @@ impl Topic {
             | Act::Assign(_)
             | Act::TaskNews(_)
             | Act::TaskDone(_)
-            | Act::TaskKeep(_) => Topic::Both,
+            | Act::TaskKeep(_)
+            | Act::CourseEnd(_) => Topic::Both,
             _ => Topic::Rest,
         }
     }
@@ -559,7 +567,7 @@ impl StateMachine for State {
         let requests = requests.len() + decided.len();
         let others = members.len() + removed.len() + tickets.len() + requests;
         // A name takes some thirty bytes and its hash as many; a member or a ticket about twice that.
-        (64 * names + 128 * others) as u64 + data.weight() + jobs.weight()
+        (64 * names + 128 * others) as u64 + data.weight() + jobs.weight() + jobs.budgets_weight()
     }
 
     fn restore(&mut self, bytes: &[u8]) -> Result<(), Halt> {

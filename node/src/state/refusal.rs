@@ -124,6 +124,18 @@ refusals! {
     70 Fenced "the attempt does not count any more: the task was given elsewhere, or has ended";
     71 StaleNews "the attempt is further already";
     72 BadProduct "the job makes no such version";
+
+    // The course of a training.
+    73 NoCourse "the job trains nothing, or its training is over";
+    74 NotAggregator "the author's party may not sum this job's updates";
+    75 BadLease "a lease lasts 1 to 60000 milliseconds";
+    76 LeaseTaken "another node coordinates this training";
+    77 StaleEpoch "the author does not coordinate this training, or no longer does";
+    78 BadRound "the round is not one that can come next";
+    79 CountedTwice "an update counts once, and none before the last one that was counted";
+    80 BadCharge "the round is not open, spends no budget, or such tasks are not there";
+    81 TooManyBudgets "as many budgets are kept as there may be";
+    82 BadVerdict "the training cannot end so";
 }
 
 impl Refusal {
@@ -165,5 +177,6 @@ mod tests {
         assert_eq!(Refusal::TooMuchData.code(), 61);
         assert_eq!(Refusal::PartyAbsent.code(), 62);
         assert_eq!(Refusal::Fenced.code(), 70);
+        assert_eq!(Refusal::StaleEpoch.code(), 77);
     }
 }

@@ -15,6 +15,7 @@ use proptest::prelude::*;
 use super::command::{
     Act, Drain, KINDS, Label, NameSet, Pace, RaiseLevel, Rejoin, Report, RequestWithdraw,
 };
+use super::course::tests as course_tests;
 use super::data::{Body, Data, Readers, Sealed, tests as data_tests};
 use super::decided::{Decided, Decision, MAX_DECIDED};
 use super::extras::Extras;
@@ -99,7 +100,7 @@ fn history(seed: u64, length: usize) -> Vec<Step> {
                 let mut command = any_act(&mut random, time).command();
                 let place = random.usize(0..command.body.len());
                 command.body[place] ^= 1 << random.u8(0..8);
-                command.kind = random.u16(0..25);
+                command.kind = random.u16(0..KINDS.len() as u16);
                 Step::Apply(at, command)
             }
             _ => {
@@ -260,6 +261,9 @@ fn make_likely(act: &mut Act, at: &At, guide: &State, random: &mut fastrand::Rng
             act.new.party = guide.party_of(at.author).unwrap_or(act.new.party);
             act.new.holders = std::collections::BTreeSet::from([at.author]);
             make_body_likely(&mut act.new.body, guide, act.new.party, random);
+        }
+        Act::CourseClaim(_) | Act::CourseRound(_) | Act::CourseCharge(_) | Act::CourseEnd(_) => {
+            course_tests::make_likely(act, at, guide, random)
         }
         Act::RequestSign(act) => {
             let open = guide.requests().keys().copied();
@@ -550,7 +554,7 @@ fn a_snapshot_that_was_cut_or_changed_is_refused_or_stays_canonical() {
     }
 }
 
-fn survives_no_damage(bytes: &[u8]) {
+pub(super) fn survives_no_damage(bytes: &[u8]) {
     for cut in 0..bytes.len() {
         assert!(State::blank(LEVEL).restore(&bytes[..cut]).is_err(), "cut at {cut}");
     }
@@ -662,7 +666,7 @@ fn a_body_that_is_not_its_kinds_encoding_is_refused() {
     let mut scene = Scene::at_top();
     let at = scene.at(&node(1));
     let refused = Ok(Outcome::Refused(Refusal::Malformed.code()));
-    for kind in 0..24 {
+    for kind in 0..KINDS.len() as u16 {
         for body in [vec![], vec![0xff; 40], vec![0xff; 1 << 16]] {
             assert_eq!(scene.state.apply(&at, &Command { kind, body }), refused, "kind {kind}");
         }
@@ -716,7 +720,7 @@ proptest! {
 
     #[test]
     fn arbitrary_bodies_never_make_apply_panic(
-        kind in 0u16..25,
+        kind in 0..KINDS.len() as u16,
         body in proptest::collection::vec(any::<u8>(), 0..300),
     ) {
         let mut scene = Scene::new();

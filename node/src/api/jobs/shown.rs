@@ -160,6 +160,7 @@ fn reason(task: &Task) -> Option<String> {
         (Some(How::Before(_)), _) => Some("a job before it was not done".into()),
         (Some(How::Lost), _) => Some("its node is gone".into()),
         (Some(How::Stopped), _) => Some("somebody stopped it".into()),
+        (Some(How::LeftOut), _) => Some("the training ended without it".into()),
         (None, Some(exit)) if task.is_waiting() => Some(format!("after {}", exit.text())),
         _ => None,
     }

@@ -104,12 +104,12 @@ impl<'a> Change<'a> {
         match why {
             Some(Why::Preempted) if !stopping => {
                 task.preemptions = task.preemptions.saturating_add(1);
-                task.state = TaskState::Waiting;
+                self.wait_again(id, number);
                 if gang {
                     self.restart_gang(id, Why::Preempted);
                 }
             }
-            Some(Why::Gang) if !stopping => task.state = TaskState::Waiting,
+            Some(Why::Gang) if !stopping => self.wait_again(id, number),
             Some(Why::GangFailed) => self.end(id, number, How::WithGang),
             _ if stopping => self.end(id, number, How::Stopped),
             _ => {
@@ -120,7 +120,7 @@ impl<'a> Change<'a> {
                 task.failures = task.failures.saturating_add(u32::from(!unable));
                 if unable || may_retry(&retry, task.failures, &exit) {
                     task.not_before = Some(now.after(pause(&retry, tries)));
-                    task.state = TaskState::Waiting;
+                    self.wait_again(id, number);
                     if gang {
                         self.restart_gang(id, Why::Gang);
                     }
@@ -156,7 +156,7 @@ impl<'a> Change<'a> {
             Some(Why::GangFailed) => self.end(id, number, How::WithGang),
             _ if each => self.end(id, number, How::Lost),
             _ => {
-                task.state = TaskState::Waiting;
+                self.wait_again(id, number);
                 if gang {
                     self.restart_gang(id, Why::Gang);
                 }
@@ -176,8 +176,22 @@ impl<'a> Change<'a> {
         self.settle(id);
     }
 
+    /// A training has its verdict: what waits is left out.
+    pub(super) fn leave_out(&mut self, id: JobId) {
+        let count = self.jobs.all.get(&id).map_or(0, |job| job.tasks.len());
+        for number in 0..count as u32 {
+            if self.task_mut(id, number).is_some_and(|task| task.is_waiting()) {
+                self.end(id, number, How::LeftOut);
+            }
+        }
+        self.settle(id);
+    }
+
     /// A member is gone, or has lost its disk: what it had is with nobody.
     pub(super) fn forget(&mut self, node: NodeId) {
+        for course in self.jobs.all.values_mut().filter_map(|job| job.course.as_mut()) {
+            course.forget(node);
+        }
         let has = |task: &Task| task.given().is_some_and(|given| given.node == node);
         let mut lost = Vec::new();
         for id in &self.jobs.derived.live {
@@ -203,17 +217,29 @@ impl<'a> Change<'a> {
         }
     }
 
+    /// A task is to be placed once more; but if its training has a verdict, it is left out.
+    fn wait_again(&mut self, id: JobId, number: u32) {
+        if self.jobs.all.get(&id).is_some_and(|job| job.verdict().is_some()) {
+            self.end(id, number, How::LeftOut);
+        } else if let Some(task) = self.task_mut(id, number) {
+            task.state = TaskState::Waiting;
+        }
+    }
+
     /// All other tasks of a gang end, to be placed with it again.
     fn restart_gang(&mut self, id: JobId, why: Why) {
         let since = self.jobs.now.time;
         let Some(job) = self.jobs.all.get_mut(&id) else { return };
+        let goes_on = job.verdict().is_none();
         for task in &mut job.tasks {
             match &mut task.state {
                 TaskState::Given(given) if given.ending.is_none() => {
                     given.ending = Some(Ending { why, since });
                 }
                 // One that was done goes again: it waited for nobody, and the others need it.
-                TaskState::Ended(end) if end.how == How::Done => task.state = TaskState::Waiting,
+                TaskState::Ended(end) if end.how == How::Done && goes_on => {
+                    task.state = TaskState::Waiting;
+                }
                 _ => {}
             }
         }
@@ -261,13 +287,18 @@ impl<'a> Change<'a> {
             if job.over.is_some() || !job.has_ended() {
                 continue;
             }
+            let before = job.course_weight();
             job.over = Some(now);
+            let less = before.saturating_sub(job.course_weight());
             let (party, is_done) = (job.party, job.stage() == Stage::Done);
             let derived = &mut self.jobs.derived;
             derived.live.remove(&id);
             derived.later.remove(&id);
             derived.over.entry(party).or_default().insert((now.index, id));
             derived.ended.push(id);
+            if let Some(bytes) = derived.bytes.get_mut(&party) {
+                *bytes = bytes.saturating_sub(less);
+            }
             if !is_done {
                 let all = &self.jobs.all;
                 let waits =
@@ -313,7 +344,7 @@ impl Job {
     /// Whether nothing of it goes on or will.
     fn has_ended(&self) -> bool {
         let ended = |task: &Task| matches!(task.state, TaskState::Ended(_));
-        let none = self.tasks.is_empty() && self.stopping.is_some();
+        let none = self.tasks.is_empty() && (self.stopping.is_some() || self.verdict().is_some());
         none || (!self.tasks.is_empty() && self.tasks.iter().all(ended))
     }
 }

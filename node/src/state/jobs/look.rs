@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use mesh_consensus::id::{JobId, NodeId, PartyId};
 
 use super::super::name::Name;
+use super::super::course::Verdict;
 use super::super::{Facts, State};
 use super::{Given, How, Job, Phase, Stage, Task, TaskState};
 use crate::job::JobSpec;
@@ -159,6 +160,11 @@ impl Job {
     }
 
     fn final_stage(&self) -> Stage {
+        match self.verdict() {
+            Some(Verdict::Done { .. } | Verdict::Spent { .. }) => return Stage::Done,
+            Some(Verdict::Failed(_)) => return Stage::Failed,
+            None => {}
+        }
         let ends = || self.tasks.iter().filter_map(Task::end);
         let is = |wanted: fn(&How) -> bool| ends().any(|end| wanted(&end.how));
         if is(|how| matches!(how, How::Failed(_) | How::WithGang | How::Before(_))) {
@@ -174,6 +180,9 @@ impl Job {
 
     /// Why it ended as it did, in words; or what holds it up.
     pub fn reason(&self) -> Option<String> {
+        if let Some(text) = self.course_reason() {
+            return Some(text);
+        }
         let mut ends = self.tasks.iter().enumerate().filter_map(|(n, task)| Some((n, task.end()?)));
         let many = self.tasks.len() > 1;
         let of = |n: usize, text: String| if many { format!("task {n}: {text}") } else { text };
@@ -185,7 +194,7 @@ impl Job {
                 How::Before(id) => first = Some(format!("job {} was not done", id.short())),
                 How::Stopped => stopped += 1,
                 How::Lost => lost += 1,
-                How::Done | How::WithGang => {}
+                How::Done | How::WithGang | How::LeftOut => {}
             }
         }
         if first.is_some() {
@@ -218,7 +227,7 @@ impl Task {
             TaskState::Ended(end) => match end.how {
                 How::Done => Stage::Done,
                 How::Failed(_) | How::WithGang | How::Before(_) => Stage::Failed,
-                How::Stopped => Stage::Stopped,
+                How::Stopped | How::LeftOut => Stage::Stopped,
                 How::Lost => Stage::Lost,
             },
         }

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use mesh_consensus::id::{JobId, NodeId, PartyId, VersionId};
 use mesh_consensus::machine::At;
 
+use super::super::course::Course;
 use super::super::name::Name;
 use super::super::refusal::Refusal;
 use super::super::{Facts, Moment};
@@ -29,6 +30,7 @@ impl Facts {
             return Err(Refusal::NoSuchJob);
         }
         let tasks = if spec.place.each { 0 } else { spec.tasks() };
+        let course = spec.training.is_some().then(Course::default);
         let job = Job {
             party,
             author: at.author,
@@ -38,6 +40,7 @@ impl Facts {
             stopping: None,
             over: None,
             outputs: BTreeMap::new(),
+            course,
         };
         self.check_room_for_job(party, job.weight())?;
 
@@ -228,6 +231,12 @@ impl Facts {
         Ok(())
     }
 
+    /// A training has its verdict: tasks that wait will not be placed.
+    pub(in crate::state) fn leave_out_waiting(&mut self, job: JobId) {
+        Change::new(&mut self.jobs).leave_out(job);
+        self.sweep_jobs();
+    }
+
     /// A member is gone, or has lost its disk: what it had is with nobody.
     pub(in crate::state) fn forget_tasks_of(&mut self, node: NodeId) {
         Change::new(&mut self.jobs).forget(node);
@@ -360,12 +369,22 @@ impl Jobs {
 }
 
 impl Job {
-    /// No fewer bytes than it takes in a snapshot, whatever comes: it does not change while the job is there.
+    /// No fewer bytes than it takes in a snapshot, whatever comes: it does not change while the job is there, but for
+    /// its course.
     pub(super) fn weight(&self) -> u64 {
         let spec = postcard::to_stdvec(&*self.spec).map_or(0, |bytes| bytes.len());
-        let tasks = if self.spec.place.each { MAX_EACH } else { self.tasks.len() };
         let task = 1024 + 192 * self.spec.outputs.len();
-        (256 + spec + task * tasks) as u64
+        (256 + spec + task * self.most_tasks()) as u64 + self.course_weight()
+    }
+
+    /// The same of its course: room for the longest while it lives, and what it takes once it is over.
+    pub(super) fn course_weight(&self) -> u64 {
+        let course = self.course.as_ref();
+        course.map_or(0, |course| course.weight(self.most_tasks(), self.over.is_some()))
+    }
+
+    fn most_tasks(&self) -> usize {
+        if self.spec.place.each { MAX_EACH } else { self.tasks.len() }
     }
 }
 

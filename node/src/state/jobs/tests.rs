@@ -6,6 +6,7 @@ use mesh_consensus::machine::StateMachine;
 
 use super::super::State;
 use super::super::command::{Act, Label, Leave, Rejoin};
+use super::super::course::tests as course_tests;
 use super::super::data::{Body, Lineage, Plain, Readers, VersionNew};
 use super::super::level::LEVEL;
 use super::super::refusal::Refusal;
@@ -105,11 +106,16 @@ fn waits(scene: &Scene, n: u8, task: usize) -> bool {
 pub(crate) fn any_job_act(random: &mut fastrand::Rng, party: PartyId) -> Act {
     let (n, task, by) = (random.u8(1..4), random.u32(0..3), random.u8(1..9));
     let fence = random.u64(0..300);
-    match random.u8(24..=30) {
+    match random.u8(24..=34) {
         24 => {
-            let mut spec = spec("any", random.u32(1..3));
-            spec.gang = random.bool();
-            spec.place.each = random.u8(0..4) == 0;
+            let mut spec = if random.bool() {
+                course_tests::any_spec(random)
+            } else {
+                let mut spec = spec("any", random.u32(1..3));
+                spec.gang = random.bool();
+                spec.place.each = random.u8(0..4) == 0;
+                spec
+            };
             spec.retry.attempts = random.u32(0..3);
             spec.checkpoint = Some(Checkpoint { path: "ckpt".into(), every_ms: 1000 });
             if random.u8(0..3) == 0 {
@@ -142,6 +148,7 @@ pub(crate) fn any_job_act(random: &mut fastrand::Rng, party: PartyId) -> Act {
             TaskNews { job: job(n), task, fence, news }.into()
         }
         29 => TaskDone { job: job(n), task, fence, outputs: Vec::new() }.into(),
+        31..=34 => course_tests::any_act(random, job(n)),
         _ => {
             let (what, new) = (Kept::Checkpoint, version(random.u8(..), "kept", 1));
             TaskKeep { job: job(n), task, fence, what, new }.into()

@@ -1,0 +1,100 @@
+//! What comes of what was asked about a training.
+//!
+//! Nothing here can fail: [`super::rules`] has checked it.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use mesh_consensus::id::NodeId;
+use mesh_consensus::time::Time;
+
+use super::{Counted, CountedAs, Course, CourseRound, MAX_POINTS, Open, Point, Verdict};
+
+/// When a lease ends that is given now.
+pub(super) fn end_of(now: Time, ms: u32) -> Time {
+    now.after(Duration::from_millis(u64::from(ms)))
+}
+
+impl Course {
+    /// What the round has come to, and which is open now.
+    pub(super) fn go_on(&mut self, now: Time, act: CourseRound) {
+        let CourseRound { model, counted, metrics, open, .. } = act;
+        self.renew(now);
+        if let Some(model) = model {
+            for one in counted {
+                self.count(model.round, one);
+            }
+            self.curve.push(Point { round: model.round, at: now, metrics });
+            thin(&mut self.curve);
+            self.model = Some(model);
+        }
+        self.open = open.map(|open| Open { since: now, ..open });
+    }
+
+    /// A round is charged to these tasks.
+    pub(super) fn charge(&mut self, now: Time, tasks: &BTreeSet<u32>) {
+        self.renew(now);
+        for task in tasks {
+            let rounds = self.charged.entry(*task).or_default();
+            *rounds = rounds.saturating_add(1);
+        }
+    }
+
+    /// It has ended.
+    pub(super) fn close(&mut self, now: Time, verdict: Verdict) {
+        self.renew(now);
+        self.open = None;
+        self.verdict = Some(verdict);
+    }
+
+    /// A member is gone, or has lost its disk: it coordinates nothing, and holds nothing.
+    pub(in crate::state) fn forget(&mut self, node: NodeId) {
+        self.lease = self.lease.filter(|lease| lease.node != node);
+        if let Some(model) = &mut self.model {
+            model.holders.remove(&node);
+        }
+    }
+
+    /// Whoever coordinates was heard.
+    fn renew(&mut self, now: Time) {
+        if let Some(lease) = &mut self.lease {
+            lease.until = end_of(now, lease.ms);
+        }
+    }
+
+    /// What came of a participant in a round.
+    fn count(&mut self, round: u32, one: Counted) {
+        let Counted { task, how, times } = one;
+        let record = self.records.entry(task).or_default();
+        record.times = times.unwrap_or(record.times);
+        match how {
+            CountedAs::Taken { fence, serial, base, examples, .. } => {
+                record.taken = record.taken.saturating_add(1);
+                record.late = record.late.saturating_add(u32::from(base.saturating_add(1) < round));
+                record.missed_in_a_row = 0;
+                record.examples = record.examples.saturating_add(examples);
+                record.last = Some((fence, serial));
+            }
+            CountedAs::Refused { fence, serial, why } => {
+                record.refused = record.refused.saturating_add(1);
+                record.last = record.last.max(Some((fence, serial)));
+                record.why = Some(why);
+            }
+            CountedAs::Missed => {
+                record.missed = record.missed.saturating_add(1);
+                record.missed_in_a_row = record.missed_in_a_row.saturating_add(1);
+            }
+        }
+    }
+}
+
+/// Of too many points every second one goes; the newest stays.
+fn thin(curve: &mut Vec<Point>) {
+    if curve.len() > MAX_POINTS {
+        let mut after = curve.len();
+        curve.retain(|_| {
+            after -= 1;
+            after.is_multiple_of(2)
+        });
+    }
+}

@@ -1,0 +1,264 @@
+//! Who may ask what about a training. Everything is checked before anything changes: what is refused leaves no trace.
+
+use std::collections::BTreeSet;
+
+use mesh_consensus::id::{JobId, NodeId, PartyId};
+use mesh_consensus::machine::At;
+
+use super::super::jobs::{Job, Jobs};
+use super::super::name::Name;
+use super::super::refusal::Refusal;
+use super::super::{Facts, Moment};
+use super::change::end_of;
+use super::{
+    Counted, CountedAs, Course, CourseCharge, CourseClaim, CourseEnd, CourseRound, Lease,
+    MAX_BUDGETS, MAX_LEASE_MS, MAX_METRICS, MAX_TALLY, Model, Open, Tally, Verdict,
+};
+use crate::job::JobSpec;
+use crate::job::training::{Federated, MAX_PARTICIPANTS, Training};
+
+/// A training that goes on.
+struct Live<'a> {
+    job: &'a Job,
+    asked: &'a Federated,
+    course: &'a Course,
+}
+
+impl Facts {
+    pub(in crate::state) fn course_claim(
+        &mut self,
+        at: &At,
+        act: &CourseClaim,
+    ) -> Result<(), Refusal> {
+        let Live { job, asked, course } = self.live_course(act.job)?;
+        if job.stopping.is_some() {
+            return Err(Refusal::NoCourse);
+        }
+        if !self.may_sum(at.author, asked) {
+            return Err(Refusal::NotAggregator);
+        }
+        if !(1..=MAX_LEASE_MS).contains(&act.ms) {
+            return Err(Refusal::BadLease);
+        }
+        let epoch = match course.lease {
+            // Nobody else has had it in between, so whatever it still has on its way is meant.
+            Some(lease) if lease.node == at.author => lease.epoch,
+            Some(lease) if at.time < lease.until => return Err(Refusal::LeaseTaken),
+            _ => at.index,
+        };
+
+        let until = end_of(at.time, act.ms);
+        self.change_course(at, act.job, |course| {
+            course.lease = Some(Lease { node: at.author, epoch, ms: act.ms, until });
+        });
+        Ok(())
+    }
+
+    pub(in crate::state) fn course_round(
+        &mut self,
+        at: &At,
+        act: CourseRound,
+    ) -> Result<(), Refusal> {
+        let live = self.leased_course(at, act.job, act.epoch)?;
+        self.check_round(&live, &act)?;
+
+        self.change_course(at, act.job, |course| course.go_on(at.time, act));
+        Ok(())
+    }
+
+    pub(in crate::state) fn course_charge(
+        &mut self,
+        at: &At,
+        act: &CourseCharge,
+    ) -> Result<(), Refusal> {
+        let Live { job, asked, course } = self.leased_course(at, act.job, act.epoch)?;
+        let is_open = course.open.as_ref().is_some_and(|open| open.round == act.round);
+        if !is_open || !are_tasks(&act.tasks, job.tasks.len()) {
+            return Err(Refusal::BadCharge);
+        }
+        let privacy = asked.privacy.as_ref().ok_or(Refusal::BadCharge)?;
+        let noise = privacy.noise.get().to_bits();
+        let lines = self.lines(&job.spec, &act.tasks);
+        if !self.jobs.has_room_for(&lines, noise) {
+            return Err(Refusal::TooManyBudgets);
+        }
+
+        for line in lines {
+            let rounds = self.jobs.budgets.entry(line).or_default().entry(noise).or_default();
+            *rounds = rounds.saturating_add(1);
+        }
+        self.change_course(at, act.job, |course| course.charge(at.time, &act.tasks));
+        Ok(())
+    }
+
+    pub(in crate::state) fn course_end(&mut self, at: &At, act: CourseEnd) -> Result<(), Refusal> {
+        let live = self.leased_course(at, act.job, act.epoch)?;
+        self.check_verdict(&live, &act.verdict)?;
+
+        let id = act.job;
+        self.change_course(at, id, |course| course.close(at.time, act.verdict));
+        self.leave_out_waiting(id);
+        Ok(())
+    }
+
+    /// The course of a job, if it goes on.
+    fn live_course(&self, id: JobId) -> Result<Live<'_>, Refusal> {
+        let job = self.jobs.all.get(&id).ok_or(Refusal::NoSuchJob)?;
+        match (&job.spec.training, &job.course) {
+            (Some(Training::Federated(asked)), Some(course))
+                if job.over.is_none() && course.verdict.is_none() =>
+            {
+                Ok(Live { job, asked, course })
+            }
+            _ => Err(Refusal::NoCourse),
+        }
+    }
+
+    /// The same, if the author coordinates it. A lease that ran out counts until another node has it.
+    fn leased_course(&self, at: &At, id: JobId, epoch: u64) -> Result<Live<'_>, Refusal> {
+        let live = self.live_course(id)?;
+        let lease = live.course.lease.filter(|lease| lease.node == at.author);
+        match lease {
+            Some(lease) if lease.epoch == epoch => Ok(live),
+            _ => Err(Refusal::StaleEpoch),
+        }
+    }
+
+    /// Changes a course that was found to be there.
+    fn change_course(&mut self, at: &At, id: JobId, change: impl FnOnce(&mut Course)) {
+        self.jobs.now = Moment::of(at);
+        let course = self.jobs.all.get_mut(&id).and_then(|job| job.course.as_mut());
+        if let Some(course) = course {
+            change(course);
+        }
+    }
+
+    /// Whether a node may see and sum single updates.
+    fn may_sum(&self, node: NodeId, asked: &Federated) -> bool {
+        let party = self.staying(node).and_then(|member| self.parties.get(&member.party));
+        party.is_some_and(|party| asked.aggregators.contains(&party.name))
+    }
+
+    fn check_round(&self, live: &Live<'_>, act: &CourseRound) -> Result<(), Refusal> {
+        let CourseRound { model, counted, metrics, open, .. } = act;
+        match model {
+            Some(model) => {
+                if !self.comes_next(live, model) || metrics.len() > MAX_METRICS {
+                    return Err(Refusal::BadRound);
+                }
+                check_counted(live, model.round, counted)?;
+            }
+            // A round that is opened, or once more: nothing has come of it yet.
+            None if open.is_some() && counted.is_empty() && metrics.is_empty() => {}
+            None => return Err(Refusal::BadRound),
+        }
+        let stands = model.as_ref().or(live.course.model.as_ref());
+        let opens = open.as_ref().is_none_or(|open| self.may_open(live, stands, open));
+        if opens { Ok(()) } else { Err(Refusal::BadRound) }
+    }
+
+    /// Whether a model is that of the open round, is held by enough, and looks like the one before.
+    fn comes_next(&self, live: &Live<'_>, model: &Model) -> bool {
+        let Course { model: stands, open, .. } = live.course;
+        let members = self.members.values().filter(|member| !member.leaving).count();
+        open.as_ref().is_some_and(|open| open.round == model.round)
+            && model.is_sound()
+            && model.holders.len() >= members.min(2)
+            && model.holders.iter().all(|node| self.staying(*node).is_some())
+            && stands.as_ref().is_none_or(|stands| {
+                stands.layout == model.layout && stands.sizes().eq(model.sizes())
+            })
+    }
+
+    /// Whether a round follows the model that stands, and is summed by those who may.
+    fn may_open(&self, live: &Live<'_>, stands: Option<&Model>, open: &Open) -> bool {
+        open.round == stands.map_or(0, |model| model.round.saturating_add(1))
+            && open.round <= live.asked.rounds
+            && open.is_sound(live.job.tasks.len())
+            && open.aggregators.iter().all(|node| self.may_sum(*node, live.asked))
+    }
+
+    /// The model that it names is a version of the job's party; all rounds are in it if it is done.
+    fn check_verdict(&self, live: &Live<'_>, verdict: &Verdict) -> Result<(), Refusal> {
+        let round = live.course.model.as_ref().map(|model| model.round);
+        let (model, fits) = match verdict {
+            Verdict::Done { model } => (model, round == Some(live.asked.rounds)),
+            Verdict::Spent { model } => (model, round.is_some()),
+            Verdict::Failed(_) => return Ok(()),
+        };
+        let version = self.data.versions.get(model).ok_or(Refusal::NoSuchVersion)?;
+        if fits && version.party == live.job.party { Ok(()) } else { Err(Refusal::BadVerdict) }
+    }
+
+    /// Which budgets a round of these tasks is charged to. A group is called after its party.
+    fn lines(&self, spec: &JobSpec, tasks: &BTreeSet<u32>) -> Vec<(PartyId, Name)> {
+        let names = data_names(spec);
+        let groups = tasks.iter().filter_map(|task| spec.group_of(*task));
+        let parties = groups.filter_map(|(group, _)| {
+            let mut parties = self.parties.iter();
+            parties.find(|(_, party)| party.name == group.name).map(|(id, _)| *id)
+        });
+        parties.flat_map(|party| names.iter().map(move |name| (party, name.clone()))).collect()
+    }
+}
+
+impl Jobs {
+    /// Whether one more round with this noise can be charged to each.
+    fn has_room_for(&self, lines: &[(PartyId, Name)], noise: u64) -> bool {
+        let new: BTreeSet<&(PartyId, Name)> =
+            lines.iter().filter(|line| !self.budgets.contains_key(*line)).collect();
+        let fits = |tally: &Tally| tally.contains_key(&noise) || tally.len() < MAX_TALLY;
+        self.budgets.len() + new.len() <= MAX_BUDGETS
+            && lines.iter().filter_map(|line| self.budgets.get(line)).all(fits)
+    }
+}
+
+/// The data whose budgets a job spends: the names under which its tasks see it.
+// To be adapted once a mount can be `each/NAME`: then NAME is what is meant, and other mounts spend nothing.
+fn data_names(spec: &JobSpec) -> Vec<Name> {
+    spec.data.keys().cloned().collect()
+}
+
+/// Whether there are some, not too many, and all are tasks of a job that has so many.
+pub(super) fn are_tasks(numbers: &BTreeSet<u32>, tasks: usize) -> bool {
+    (1..=MAX_PARTICIPANTS).contains(&numbers.len())
+        && numbers.iter().all(|number| (*number as usize) < tasks)
+}
+
+/// What came of whom: each task once, each update once, and enough of them.
+fn check_counted(live: &Live<'_>, round: u32, counted: &[Counted]) -> Result<(), Refusal> {
+    let Live { job, asked, course } = live;
+    if counted.len() > MAX_PARTICIPANTS {
+        return Err(Refusal::BadRound);
+    }
+    let (mut seen, mut taken) = (BTreeSet::new(), 0u32);
+    for Counted { task: number, how, .. } in counted {
+        let task = job.tasks.get(*number as usize).ok_or(Refusal::BadRound)?;
+        if !seen.insert(*number) {
+            return Err(Refusal::BadRound);
+        }
+        // An earlier attempt may have made what a later one was not needed for.
+        let had = |fence: u64| (1..=task.fence).contains(&fence);
+        match how {
+            CountedAs::Taken { fence, serial, base, .. } => {
+                // The first model begins from nothing.
+                if !had(*fence) || (round > 0 && *base >= round) {
+                    return Err(Refusal::BadRound);
+                }
+                let last = course.records.get(number).and_then(|record| record.last);
+                if last >= Some((*fence, *serial)) {
+                    return Err(Refusal::CountedTwice);
+                }
+                taken += 1;
+            }
+            CountedAs::Refused { fence, .. } if !had(*fence) => return Err(Refusal::BadRound),
+            CountedAs::Refused { .. } | CountedAs::Missed => {}
+        }
+    }
+    let enough = match round {
+        // One makes the first model; nobody does where the job brings it along.
+        0 => taken == 1 || (taken == 0 && asked.start.is_some()),
+        _ => taken >= asked.min_parties,
+    };
+    if enough { Ok(()) } else { Err(Refusal::BadRound) }
+}
