@@ -26,6 +26,7 @@ use crate::party::{PartySecret, SealingSecret};
 use crate::state::State;
 use crate::state::command::Act;
 use crate::state::refusal::Refusal;
+use crate::training::Training;
 use crate::wire::{Reply, Request};
 use crate::work::Work;
 
@@ -277,6 +278,8 @@ pub struct Inner {
     pub data: Data,
     /// What runs here.
     pub work: Work,
+    /// Its part in trainings: pieces of models, and the shards that it sums.
+    pub training: Training,
     /// What runs it.
     pub executor: Executor,
     /// The party's secret, if this node has it.

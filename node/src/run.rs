@@ -33,6 +33,7 @@ use crate::follow::Follower;
 use crate::handle::{Handle, Inner, Whoami, Writer};
 use crate::join::Sponsor;
 use crate::service::{Peers, mind_connections};
+use crate::training::{self, Training};
 use crate::work::{self, Work};
 use crate::{api, clock, handover, join, keeper, planner, removal};
 
@@ -148,6 +149,13 @@ pub async fn run(
         sealing: sealing.clone(),
     });
     let work = Work::new(dir.path());
+    let training = Training::new(training::service::Parts {
+        whoami,
+        shown: shown.clone(),
+        orders: orders.clone(),
+        hub: hub.clone(),
+        root: dir.file("training"),
+    });
     let settings = executor::Settings::new(whoami.node.short());
     let executor = tokio::task::spawn_blocking(move || Executor::open(settings)).await;
     let executor = executor.map_err(|error| RunError::Thread(std::io::Error::other(error)))?;
@@ -172,6 +180,7 @@ pub async fn run(
         dir: dir.clone(),
         data: data.clone(),
         work: work.clone(),
+        training: training.clone(),
     });
     let net = bind(&config, |listen| Net::bind(&key, listen, Tuning::default(), peers.clone()))?;
     let judge = hub.clone();
@@ -182,6 +191,7 @@ pub async fn run(
         Overlay::start(key.seed(), identity.mesh, &overlay_at, config.mdns, judge).await?;
     hub.connect(net.clone(), overlay.clone());
     data.connect(net.clone());
+    training.connect(net.clone());
     hub.set_here(keeper::advertised(&config, &net.addresses()));
 
     let tasks = TaskTracker::new();
@@ -198,6 +208,7 @@ pub async fn run(
         hub: hub.clone(),
         data: data.clone(),
         work,
+        training,
         executor,
         secret: secret.clone(),
         sealing,

@@ -26,6 +26,7 @@ use crate::follow;
 use crate::handle::{Part, Whoami, look_at};
 use crate::join::Sponsor;
 use crate::party::{PartySecret, SealingSecret};
+use crate::training::Training;
 use crate::wire::{Header, Hello, Note, Reply, Request};
 use crate::work::{Key, Work};
 
@@ -67,6 +68,8 @@ pub struct Peers {
     pub data: Data,
     /// What runs here.
     pub work: Work,
+    /// Its part in trainings.
+    pub training: Training,
 }
 
 impl Peers {
@@ -169,6 +172,7 @@ impl Peers {
                 Reply::Records(self.hub.newer_than(&known))
             }
             Request::Ping => Reply::Taken,
+            Request::Training(ask) => Reply::Training(self.training.answer(from, ask).await),
             Request::PartySecret => self.hand_over(from).await,
             Request::SealingSecret => self.hand_over_sealing(from).await,
             Request::Log { lines } => {
@@ -328,6 +332,10 @@ impl Service for Peers {
                     if self.may_ask_of_job(from, job).await {
                         self.work.serve(Key { job, task, fence }, ask, stream).await;
                     }
+                }
+                Ok(Header::Update(head)) => self.training.take_update(from, *head, stream).await,
+                Ok(Header::Piece { job, piece }) => {
+                    self.training.serve_piece(from, job, piece, stream).await;
                 }
                 Err(_) => {}
             }

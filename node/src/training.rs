@@ -23,6 +23,7 @@
 //! | `privacy.rs` | clipping, noise, the accountant | pure but for the noise |
 //! | `board.rs` | TensorBoard's event files | pure |
 //! | `round.rs` | what a coordinator does about what it has heard: wait, sum, give up | pure |
+//! | `service.rs` | [`Training`]: what the rest of the node reaches all this by | acts |
 //! | `pieces.rs` | pieces of models on this node's disk, by their hash; fetched and served | acts |
 //! | `aggregate.rs`, `federated.rs`, `participant.rs`, `socket.rs` | see above | act |
 //! | `builtin/` | the trainer in this binary: logistic regression, MLP, CNN | a process of its own |
@@ -30,11 +31,17 @@
 //! Values are f32 in memory; a model is one long vector of them, in the order of the tensors in its file. Shards are ranges of
 //! that vector. Nothing here trusts a length, a shape or a number that came from elsewhere.
 
+pub mod aggregate;
 pub mod board;
-pub mod privacy;
-pub mod straggler;
+pub mod builtin;
 pub mod optimiser;
 pub mod pack;
+pub mod pieces;
+pub mod privacy;
+pub mod service;
 pub mod shards;
+pub mod straggler;
 pub mod tensors;
 pub mod wire;
+
+pub use service::Training;

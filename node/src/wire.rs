@@ -15,9 +15,11 @@ use mesh_consensus::time::Time;
 use serde::{Deserialize, Serialize};
 
 use crate::awareness::view::{Known, Relayed};
+use crate::state::course::Piece;
 use crate::state::founding::Founding;
 use crate::state::name::Name;
 use crate::state::party::SignatureBytes;
+use crate::training::wire::UpdateHead;
 
 /// What is said first on every connection.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,6 +66,8 @@ pub enum Request {
     SealingSecret,
     /// Are you there? One that does not know this question says no, and that is an answer as well.
     Ping,
+    /// About a training, of one who sums or holds: see [`crate::training::wire`].
+    Training(crate::training::wire::Ask),
 }
 
 /// An answer.
@@ -85,6 +89,8 @@ pub enum Reply {
     Refused,
     /// Answer to [`Request::SealingSecret`].
     SealingSecret([u8; 32]),
+    /// Answer to [`Request::Training`].
+    Training(crate::training::wire::Answer),
 }
 
 /// What a stream is for.
@@ -124,6 +130,15 @@ pub enum Header {
         fence: u64,
         /// What.
         ask: crate::work::stream::Ask,
+    },
+    /// One shard of an update, for whoever sums it. A [`crate::training::wire::Taken`] comes back.
+    Update(Box<UpdateHead>),
+    /// A piece of a model, from one who holds it.
+    Piece {
+        /// Of which job.
+        job: JobId,
+        /// Which one: its bytes come back, bare.
+        piece: Piece,
     },
 }
 

@@ -83,8 +83,27 @@ fn peers() -> (tempfile::TempDir, Peers, watch::Sender<Pulse>) {
         sealing: sealing.clone(),
     });
     let work = crate::work::Work::new(dir.path());
-    let peers =
-        Peers { whoami, chain, shown, orders, hub, secret, sealing, sponsor, dir, data, work };
+    let training = Training::new(crate::training::service::Parts {
+        whoami,
+        shown: shown.clone(),
+        orders: orders.clone(),
+        hub: hub.clone(),
+        root: dir.file("training"),
+    });
+    let peers = Peers {
+        whoami,
+        chain,
+        shown,
+        orders,
+        hub,
+        secret,
+        sealing,
+        sponsor,
+        dir,
+        data,
+        work,
+        training,
+    };
     (temp, peers, pulse)
 }
 

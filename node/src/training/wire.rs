@@ -40,7 +40,8 @@ pub struct UpdateHead {
     pub shards: u32,
     /// How many values the whole model has.
     pub values: u64,
-    /// Names, shapes and kinds of the tensors, with the first model: the header of a safetensors file.
+    /// Names, shapes and kinds of the tensors, with the first model: the header of a safetensors file. One that is too long for a
+    /// head is left out of it; to whoever sums the first shard it goes as a frame, before the bytes.
     pub layout: Option<Vec<u8>>,
     /// The bytes that follow: this shard, packed as the job's `wire` says.
     pub piece: Piece,
