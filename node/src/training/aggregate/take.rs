@@ -22,8 +22,8 @@ use crate::training::tensors::{Layout, MAX_HEADER_BYTES};
 use crate::training::wire::{Taken, UpdateHead};
 use crate::training::{Training, pack};
 
-/// How long an update waits for a place among those that are coming.
-const PLACE_PATIENCE: Duration = Duration::from_secs(10);
+/// How long an update waits for a place among those that are coming: less than its sender waits for something to move.
+const PLACE_PATIENCE: Duration = Duration::from_secs(5);
 
 impl Training {
     /// Takes a shard of an update from another node, and tells it what became of that.
@@ -80,7 +80,7 @@ impl Training {
     }
 
     /// Takes a shard of an update that was made on this node.
-    pub(super) async fn take_own(&self, head: UpdateHead, bytes: Bytes) -> Taken {
+    pub(crate) async fn take_own(&self, head: UpdateHead, bytes: Bytes) -> Taken {
         let take = async {
             let (head, now) = self.admit(self.whoami.node, head).await?;
             if head.base.is_none() && head.shard == 0 {
