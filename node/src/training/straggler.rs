@@ -25,7 +25,7 @@ const LEAST_DEADLINE_MS: u64 = 1_000;
 const MOST_DEADLINE_MS: u64 = 60 * 60 * 1_000;
 
 /// After so many misses in a row a participant is not waited for any more.
-const MISSES: u32 = 2;
+const MISSES: u32 = 1;
 
 /// A participant that was away counts as at most so many turns behind. Otherwise its tier would have every turn until it had
 /// caught up, and the model would lean towards that tier.

@@ -14,7 +14,7 @@ use super::{
     Counted, CountedAs, Course, CourseCharge, CourseClaim, CourseEnd, CourseRound, Lease,
     MAX_BUDGETS, MAX_LEASE_MS, MAX_METRICS, MAX_TALLY, Model, Open, Tally, Verdict,
 };
-use crate::job::JobSpec;
+use crate::job::{JobSpec, Source};
 use crate::job::training::{Federated, MAX_PARTICIPANTS, Training};
 
 /// A training that goes on.
@@ -213,10 +213,14 @@ impl Jobs {
     }
 }
 
-/// The data whose budgets a job spends: the names under which its tasks see it.
-// To be adapted once a mount can be `each/NAME`: then NAME is what is meant, and other mounts spend nothing.
+/// The data whose budgets a job spends: what it names `each/NAME`, whichever version. Other data is not a party's own.
 fn data_names(spec: &JobSpec) -> Vec<Name> {
-    spec.data.keys().cloned().collect()
+    let name = |source: &Source| match source {
+        Source::Each(text) => text.split(['@', ':']).next()?.parse().ok(),
+        Source::Version(_) => None,
+    };
+    let names: BTreeSet<Name> = spec.data.values().filter_map(|mount| name(&mount.what)).collect();
+    names.into_iter().collect()
 }
 
 /// Whether there are some, not too many, and all are tasks of a job that has so many.

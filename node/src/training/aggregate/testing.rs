@@ -93,6 +93,7 @@ pub(crate) fn job() -> Job {
         stopping: None,
         over: None,
         outputs: BTreeMap::new(),
+        course: None,
     }
 }
 

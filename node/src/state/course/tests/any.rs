@@ -9,7 +9,7 @@ pub(crate) fn any_spec(random: &mut fastrand::Rng) -> JobSpec {
     asked.min_parties = random.u32(1..3);
     asked.aggregators.extend((0..8).map(|n| name(&format!("n{n}"))));
     asked.privacy = Some(privacy());
-    let mount = Mount { version: VersionId([1; 16]), shown: None, bytes: 1 };
+    let mount = Mount { what: crate::job::Source::Each("xray".into()), shown: None, bytes: 1 };
     spec.data.insert(name("xray"), mount);
     spec
 }

@@ -7,7 +7,7 @@ fn charged_scene() -> Scene {
     let mut scene = scene();
     let mut it = spec(&["p1", "p2", "p3"], 1000);
     asked(&mut it).privacy = Some(privacy());
-    let mount = Mount { version: VersionId([1; 16]), shown: None, bytes: 1 };
+    let mount = Mount { what: crate::job::Source::Each("xray".into()), shown: None, bytes: 1 };
     it.data.insert(name("xray"), mount);
     submit(&mut scene, it);
     place(&mut scene, 0..3);
