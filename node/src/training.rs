@@ -25,6 +25,7 @@
 //! | `round.rs` | what a coordinator does about what it has heard: wait, sum, give up | pure |
 //! | `service.rs` | [`Training`]: what the rest of the node reaches all this by | acts |
 //! | `pieces.rs` | pieces of models on this node's disk, by their hash; fetched and served | acts |
+//! | `metrics.rs` | what an attempt of any job measures: the last values, and how they went | pure, and a file |
 //! | `aggregate.rs`, `federated.rs`, `participant.rs`, `socket.rs` | see above | act |
 //! | `builtin/` | the trainer in this binary: logistic regression, MLP, CNN | a process of its own |
 //!
@@ -34,12 +35,15 @@
 pub mod aggregate;
 pub mod board;
 pub mod builtin;
+pub mod metrics;
 pub mod optimiser;
 pub mod pack;
+pub mod participant;
 pub mod pieces;
 pub mod privacy;
 pub mod service;
 pub mod shards;
+pub mod socket;
 pub mod straggler;
 pub mod tensors;
 pub mod wire;

@@ -6,6 +6,7 @@
 //!                                      fetch.rs   code, data, image, the last checkpoint
 //!                                      gang?      a port is told, and those of the others awaited
 //!                                      executor   runs it; mesh may die meanwhile
+//!                                      desk.rs    where it meets this node: training/socket.rs, training/participant.rs
 //!                                      outputs    stored, copied, then told together with the end
 //! ```
 //!
@@ -16,15 +17,20 @@
 //! ```text
 //! DIR/work/JOB-TASK-FENCE/   0700: files of the executor, see [`crate::executor::launch`]
 //!                   log/     what it printed
+//!                   metrics.jsonl   what it measured: see [`crate::training::metrics`]
+//!                   desk     where it meets this node: see `desk.rs`
 //!                   task/    home/ and data/, which the task sees as /work and /data
 //! ```
 
 pub mod agent;
 mod attempt;
+mod desk;
 pub mod environment;
 mod fetch;
 pub mod image;
+mod meeting;
 mod outputs;
+mod sdk;
 pub mod stream;
 
 use std::collections::BTreeMap;
@@ -38,6 +44,7 @@ use tokio::sync::Notify;
 
 use crate::executor::Attempt;
 use crate::job::Allotment;
+use crate::training::metrics::{self, Metrics, Sample};
 
 /// Which attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -95,6 +102,8 @@ pub struct Here {
     pub attempt: Option<Attempt>,
     /// What it waits for, or is about, in words.
     pub note: String,
+    /// What it measured, once it can tell: the last values and how they went.
+    pub metrics: Option<Arc<Metrics>>,
 }
 
 impl std::ops::Deref for Work {
@@ -127,6 +136,14 @@ impl Work {
         lock(&self.0.here).get(&key).cloned()
     }
 
+    /// What an attempt measured, in order: also of one that is over. Touches the disk.
+    pub fn measured(&self, key: Key) -> Vec<Sample> {
+        match self.get(key).and_then(|here| here.metrics) {
+            Some(metrics) => metrics.series(),
+            None => metrics::read_all(&self.dir(key)),
+        }
+    }
+
     /// The latest attempt at a task that left anything here, whether it still runs or not.
     pub fn latest(&self, job: JobId, task: u32) -> Option<Key> {
         self.on_disk().into_iter().filter(|key| key.job == job && key.task == task).max()
@@ -141,7 +158,7 @@ impl Work {
 
     fn enter(&self, key: Key, allotment: Allotment) {
         let note = String::new();
-        let here = Here { allotment, runs: false, attempt: None, note };
+        let here = Here { allotment, runs: false, attempt: None, note, metrics: None };
         lock(&self.0.here).insert(key, here);
     }
 

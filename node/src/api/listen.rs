@@ -53,7 +53,7 @@ const MAX_HEADERS: usize = 64;
 /// What is under way when the node stops may take this long.
 const GRACE: Duration = Duration::from_secs(3);
 /// The longest path that fits the address of a Unix socket.
-const MAX_SOCKET_PATH: usize = 107;
+pub(crate) const MAX_SOCKET_PATH: usize = 107;
 
 /// The running API.
 pub struct Server {
@@ -136,17 +136,21 @@ fn bind_socket(path: &Path) -> io::Result<UnixListener> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    let listener = if beside.as_os_str().as_bytes().len() <= MAX_SOCKET_PATH {
-        UnixListener::bind(&beside)?
-    } else {
-        // Too long for a socket's address: go through the open directory, whose name is short.
-        let open = fs::File::open(parent)?;
-        let name = beside.file_name().unwrap_or_default();
-        UnixListener::bind(Path::new(&format!("/proc/self/fd/{}", open.as_raw_fd())).join(name))?
-    };
+    let listener = bind_at(&beside)?;
     fs::set_permissions(&beside, fs::Permissions::from_mode(0o600))?;
     fs::rename(&beside, path)?;
     Ok(listener)
+}
+
+/// Binds a socket where there is none, however long its path is.
+pub(crate) fn bind_at(path: &Path) -> io::Result<UnixListener> {
+    if path.as_os_str().as_bytes().len() <= MAX_SOCKET_PATH {
+        return UnixListener::bind(path);
+    }
+    // Too long for a socket's address: go through the open directory, whose name is short.
+    let open = fs::File::open(path.parent().unwrap_or(Path::new(".")))?;
+    let name = path.file_name().unwrap_or_default();
+    UnixListener::bind(Path::new(&format!("/proc/self/fd/{}", open.as_raw_fd())).join(name))
 }
 
 /// Takes connections until it is stopped.

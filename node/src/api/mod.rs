@@ -49,6 +49,7 @@ use axum::Router;
 use axum::http::{Method, StatusCode, Uri};
 use tokio::sync::{Mutex, Semaphore};
 
+pub(crate) use listen::{MAX_SOCKET_PATH, bind_at};
 pub use listen::{Server, serve};
 
 use crate::handle::Handle;

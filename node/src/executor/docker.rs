@@ -770,13 +770,15 @@ async fn prepare(record: &Record, who: &User, remapped: bool) -> Result<(), Star
     let dir = record.launch.dir.clone();
     let prepared = tokio::task::spawn_blocking(move || {
         super::process::prepare(&record)?;
-        match who {
-            // Which user of the host that is cannot be told; only the container sees the directory.
-            _ if remapped => open(&record.launch.work)?,
-            User::Number(ids, _) if nix::unistd::geteuid().is_root() => {
-                give(&record.launch.work, ids)?;
+        let launch = &record.launch;
+        let mounts = launch.mounts.iter().filter(|bind| !bind.read_only).map(|bind| &bind.from);
+        for own in std::iter::once(&launch.work).chain(mounts) {
+            match &who {
+                // Which user of the host that is cannot be told; only the container sees the directory.
+                _ if remapped => open(own)?,
+                User::Number(ids, _) if nix::unistd::geteuid().is_root() => give(own, *ids)?,
+                User::Number(..) | User::Named(_) => {}
             }
-            User::Number(..) | User::Named(_) => {}
         }
         record.write(&record.launch.dir).map_err(io::Error::other)
     });

@@ -79,7 +79,7 @@ pub struct Launch {
     /// The directory in which it works, and which it may write: [`WORK`] as it sees it, unless
     /// [`super::Capabilities::mounts`] says that processes see the host's paths here.
     pub work: PathBuf,
-    /// What else it sees. Left out for processes where they cannot be given mounts.
+    /// What else it sees. Where processes cannot be given mounts, only what they find in its own place.
     pub mounts: Vec<Bind>,
     /// In which image; `None` for a plain process.
     pub image: Option<String>,
@@ -106,7 +106,7 @@ pub struct Bind {
     pub from: PathBuf,
     /// As the attempt sees it: `/data/train`. For a process the directory at the top must be one that hosts do not have.
     pub to: PathBuf,
-    /// Whether it may only be read.
+    /// Whether it may only be read. What may be written is given to the attempt's user, with all that is in it.
     pub read_only: bool,
 }
 

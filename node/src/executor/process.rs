@@ -99,6 +99,9 @@ pub(super) fn prepare(record: &Record) -> io::Result<()> {
     if let Some(ids) = record.user {
         give(&launch.work, ids)?;
         give(&launch.dir.join(TMP), ids)?;
+        for bind in launch.mounts.iter().filter(|bind| !bind.read_only) {
+            give(&bind.from, ids)?;
+        }
     }
     Ok(())
 }
@@ -366,6 +369,28 @@ mod tests {
         fs::write(dir.join(LOCK), format!("{} 17", std::process::id())).unwrap();
         let keeper = keeper(dir).unwrap();
         assert!(matches!(keeper, Keeper::Lives { started_ms: 17, .. }));
+    }
+
+    #[test]
+    fn what_may_be_written_is_the_attempts_own_and_nothing_else() {
+        if !nix::unistd::geteuid().is_root() {
+            println!("SKIPPED: only root can give files away");
+            return;
+        }
+        let temp = tempfile::tempdir().unwrap();
+        let mut launch = small(temp.path());
+        for (name, read_only) in [("own", false), ("data", true)] {
+            let from = temp.path().join(name);
+            fs::create_dir(&from).unwrap();
+            fs::write(from.join("file"), "x").unwrap();
+            let to = Path::new("/mesh").join(name);
+            launch.mounts.push(super::super::Bind { from, to, read_only });
+        }
+        let user = Some(Ids { uid: 65534, gid: 65534 });
+        prepare(&Record { user, ..record(launch) }).unwrap();
+        let owner = |path: &str| fs::metadata(temp.path().join(path)).unwrap().uid();
+        assert_eq!([owner("own"), owner("own/file")], [65534, 65534]);
+        assert_eq!([owner("data"), owner("data/file")], [0, 0]);
     }
 
     #[test]

@@ -6,6 +6,9 @@
 //!    └───────┴────────┴───────┴────────┴ not ours any more: KILL, no word
 //! ```
 //!
+//! Beside `wait` the worker's socket is served (`training/socket.rs`). An attempt of a job that trains ends when the training
+//! does: told to, or stopped a while later.
+//!
 //! After a restart of the node, an attempt that was started goes on at `wait`: its executor finds it by its
 //! directory. One that was not goes through all of it again.
 
@@ -15,13 +18,15 @@ use std::path::Path;
 use std::time::Duration;
 
 use mesh_consensus::id::NodeId;
+use tokio::net::UnixListener;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::agent::{Mine, Told};
+use super::desk::Desk;
 use super::environment::{self, Places, environment};
 use super::fetch::{self, Rooms};
-use super::outputs;
+use super::{meeting, outputs};
 use crate::executor::log::Rotation;
 use crate::executor::{self, Attempt, Bind, Launch, Limits, Network, Port, StartError};
 use crate::handle::{Ask, Handle, WriteError};
@@ -31,11 +36,14 @@ use crate::seal::{SecretSpot, open_secret};
 use crate::state::command::Act;
 use crate::state::jobs::{Exit, News, TaskNews, note};
 use crate::state::refusal::Refusal;
+use crate::training::participant::{Over, Participant, is_over};
 
 /// Between two tries to tell the mesh something.
 const AGAIN: Duration = Duration::from_millis(500);
 /// How often it is looked whether others have made room.
 const ROOM: Duration = Duration::from_millis(500);
+/// How long a worker may take to end of itself once training is over. Then it is asked to.
+const LINGER: Duration = Duration::from_secs(10);
 /// Processes that a task may have.
 const MAX_PROCESSES: u32 = 4096;
 /// The program that a process runs, whatever its file is called and even if that was replaced since.
@@ -62,10 +70,18 @@ pub(super) async fn run(handle: &Handle, mine: Mine, mut told: watch::Receiver<T
     handle.work.leave(key);
 }
 
-/// Drops what the task had; what it printed stays.
+/// Drops what the task had; what it printed and measured stays.
 pub(super) async fn clear(dir: &Path) {
-    let rooms = ["task", "tmp"].map(|room| dir.join(room));
-    let _ = tokio::task::spawn_blocking(move || rooms.iter().for_each(|room| remove(room))).await;
+    let dir = dir.to_path_buf();
+    let cleared = tokio::task::spawn_blocking(move || {
+        if let Some(desk) = Desk::find(&dir) {
+            desk.remove(&dir);
+        }
+        for room in ["task", "tmp"] {
+            remove(&dir.join(room));
+        }
+    });
+    let _ = cleared.await;
 }
 
 /// Removes a directory, whatever is in there.
@@ -98,10 +114,10 @@ async fn whole(
         tracing::warn!(key = %mine.key, %error, "an attempt could not be found again");
         None
     });
-    let attempt = match attached {
+    let (attempt, meeting) = match attached {
         Some(attempt) => {
             handle.work.update(mine.key, |here| here.runs = true);
-            attempt
+            (attempt, meeting::again(mine, dir))
         }
         None => {
             let begun = tokio::select! {
@@ -109,19 +125,38 @@ async fn whole(
                 stop = until_stopped(told.clone()) => Err(stop),
                 begun = begin(handle, mine, dir, &rooms, told.clone()) => begun,
             };
-            begun?
+            begun.map(|(attempt, desk, listener)| (attempt, Some((desk, listener))))?
         }
     };
+    let meeting = match meeting {
+        Some((desk, listener)) => Some((meeting::worker(handle, mine, dir, &desk).await, listener)),
+        None => None,
+    };
+    let worker = meeting.as_ref().map(|(worker, _)| worker.clone());
+    let participant = worker.as_ref().and_then(|worker| worker.participant());
     handle.work.update(mine.key, |here| here.attempt = Some(attempt.clone()));
     let running = tell(handle, mine, News::Running);
-    let watched = watch_over(handle, mine, &rooms, &attempt, told);
-    // Nobody waits for the word that it runs.
-    let (_, exit) = tokio::join!(running, watched);
-    match exit? {
-        Exit::Code(0) if told.borrow().ending.is_none() => {
-            outputs::finish(handle, mine, &rooms.home, told).await
+    let watched = watch_over(handle, mine, &rooms, &attempt, told, participant);
+    let served = async {
+        if let Some((worker, listener)) = meeting {
+            worker.run(handle, listener).await;
         }
-        exit => Err(Stop::Ended(exit)),
+        std::future::pending::<Result<Exit, Stop>>().await
+    };
+    let exit = tokio::select! {
+        // Nobody waits for the word that it runs.
+        (_, exit) = async { tokio::join!(running, watched) } => exit,
+        exit = served => exit,
+    };
+    let is_asked = told.borrow().ending.is_some();
+    let outcome = match (exit?, &mine.spec.training) {
+        (exit, Some(_)) => meeting::trained(exit, is_asked, is_over(handle, mine.key).await),
+        (Exit::Code(0), None) if !is_asked => Ok(()),
+        (exit, None) => Err(exit),
+    };
+    match outcome {
+        Ok(()) => outputs::finish(handle, mine, &rooms.home, told).await,
+        Err(exit) => Err(Stop::Ended(exit)),
     }
 }
 
@@ -132,7 +167,7 @@ async fn begin(
     dir: &Path,
     rooms: &Rooms,
     told: watch::Receiver<Told>,
-) -> Result<Attempt, Stop> {
+) -> Result<(Attempt, Desk, UnixListener), Stop> {
     let say = |text: &str| handle.work.update(mine.key, |here| here.note = text.to_owned());
     if !takes(handle, mine).await {
         let why = match mine.spec.training {
@@ -177,15 +212,26 @@ async fn begin(
 
     let in_container = image.is_some();
     let has_own_root = in_container || handle.executor.capabilities().mounts;
-    let places = match has_own_root {
-        true => {
-            Places { work: executor::launch::WORK.into(), data: "/data".into(), tmp: "/tmp".into() }
-        }
+    let mut places = match has_own_root {
+        true => Places {
+            work: executor::launch::WORK.into(),
+            data: "/data".into(),
+            tmp: "/tmp".into(),
+            ..Places::default()
+        },
         false => {
             let text = |path: &Path| path.display().to_string();
-            Places { work: text(&rooms.home), data: text(&rooms.data), tmp: text(&rooms.tmp) }
+            let (work, data, tmp) = (text(&rooms.home), text(&rooms.data), text(&rooms.tmp));
+            Places { work, data, tmp, ..Places::default() }
         }
     };
+    let (desk, python) =
+        meeting::prepare(handle, mine, dir, !has_own_root).await.map_err(Stop::Ended)?;
+    desk.tell(&mut places, &python, !has_own_root);
+    // Before the task is there: so it is the task's own, and there, when that begins.
+    let listener = desk.bind().map_err(|error| {
+        Stop::Ended(Exit::Unable(note(&format!("its socket could not be opened: {error}"))))
+    })?;
     let ports = pick_ports(group, own).map_err(Stop::Ended)?;
     let interface = own.and_then(|at| interface_of(at.ip()));
     let roster = handle.roster();
@@ -214,6 +260,9 @@ async fn begin(
     let mut mounts = Vec::new();
     if has_own_root {
         mounts.push(Bind { from: rooms.data.clone(), to: "/data".into(), read_only: true });
+    }
+    if has_own_root || handle.executor.capabilities().users {
+        mounts.extend(desk.mounts(&python, !has_own_root));
     }
     let Allotment { cpu_milli, memory_bytes, gpus, .. } = &mine.allotment;
     let resources = &group.resources;
@@ -245,7 +294,7 @@ async fn begin(
         log: Rotation::default(),
     };
     let started = handle.executor.start(launch).await;
-    started.map_err(|error| {
+    let attempt = started.map_err(|error| {
         let text = note(&crate::data::chain(&error));
         Stop::Ended(match error {
             StartError::Flaw(_) | StartError::Refused(_) | StartError::Docker(_) => {
@@ -253,7 +302,8 @@ async fn begin(
             }
             StartError::NoDocker | StartError::Io { .. } | StartError::Dir(_) => Exit::Unable(text),
         })
-    })
+    })?;
+    Ok((attempt, desk, listener))
 }
 
 /// Whether this node takes the task: work of the job's party, or training for it. The leader's word is not enough.
@@ -328,19 +378,31 @@ async fn gather(
     }
 }
 
-/// Waits for the end, brings it about if it is asked for, and keeps checkpoints meanwhile.
+/// Waits for the end, brings it about if it is asked for or training is over, and keeps checkpoints meanwhile.
 async fn watch_over(
     handle: &Handle,
     mine: &Mine,
     rooms: &Rooms,
     attempt: &Attempt,
     told: &mut watch::Receiver<Told>,
+    participant: Option<&Participant>,
 ) -> Result<Exit, Stop> {
     let grace = Duration::from_millis(mine.spec.grace_ms);
     let keep = outputs::keep_checkpoints(handle, mine, &rooms.home);
     tokio::pin!(keep);
     let ended = attempt.wait();
     tokio::pin!(ended);
+    let trained = async {
+        if let Some(participant) = participant
+            && participant.over().await == Over::Trained
+        {
+            return sleep(LINGER).await;
+        }
+        // Who is asked to stop hears of it otherwise.
+        std::future::pending().await
+    };
+    tokio::pin!(trained);
+    let mut has_lingered = false;
     let mut asked: Option<Instant> = None;
     let mut keeping = mine.spec.checkpoint.is_some();
     let exit = loop {
@@ -366,6 +428,10 @@ async fn watch_over(
                 }
             }
             () = &mut keep, if keeping => keeping = false,
+            () = &mut trained, if !has_lingered => {
+                has_lingered = true;
+                let _ = attempt.stop(grace).await;
+            }
             () = sleep_until(asked.unwrap_or_else(Instant::now)), if asked.is_some() => {
                 // The executor has its own clock for this; to be sure.
                 let _ = attempt.kill().await;

@@ -12,7 +12,7 @@ use serde_json::json;
 use crate::job::{Allotment, JobSpec};
 
 /// The directories of a task, as the task sees them.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Places {
     /// Where it starts; also its home.
     pub work: String,
@@ -20,6 +20,12 @@ pub struct Places {
     pub data: String,
     /// Where it may write what nobody needs.
     pub tmp: String,
+    /// Where it meets its node; `None` if it does not.
+    pub socket: Option<String>,
+    /// Where models come and updates go, if its job trains.
+    pub tensors: Option<String>,
+    /// Where Python finds the package `mesh`.
+    pub python: Option<String>,
 }
 
 /// A task, as far as its environment tells of it.
@@ -70,6 +76,12 @@ pub fn environment(told: &Told<'_>, places: &Places) -> BTreeMap<String, String>
     set("MESH_ATTEMPT", told.attempt.to_string());
     set("MESH_FENCE", told.fence.to_string());
     set("MESH_NODE", told.node.to_owned());
+    let meets = [("MESH_SOCKET", &places.socket), ("MESH_TENSORS", &places.tensors)];
+    for (key, place) in meets {
+        if let Some(place) = place {
+            set(key, place.clone());
+        }
+    }
     set("MESH_DATA", places.data.clone());
     for name in told.spec.data.keys() {
         let key = format!("MESH_DATA_{}", variable(name.as_str()));
@@ -101,6 +113,12 @@ pub fn environment(told: &Told<'_>, places: &Places) -> BTreeMap<String, String>
         env.extend(of_gang(told));
     }
     env.extend(told.spec.env.clone());
+    if let Some(python) = &places.python {
+        // What its author wrote is found, too, and cannot hide the package by chance.
+        let own = env.remove("PYTHONPATH").filter(|own| !own.is_empty());
+        let path = own.map_or_else(|| python.clone(), |own| format!("{python}:{own}"));
+        env.insert("PYTHONPATH".into(), path);
+    }
     env
 }
 
@@ -181,7 +199,14 @@ mod tests {
     }
 
     fn places() -> Places {
-        Places { work: "/work".into(), data: "/data".into(), tmp: "/tmp".into() }
+        Places {
+            work: "/work".into(),
+            data: "/data".into(),
+            tmp: "/tmp".into(),
+            socket: Some("/mesh/run/sock".into()),
+            tensors: None,
+            python: Some("/mesh/python".into()),
+        }
     }
 
     #[test]
@@ -206,6 +231,22 @@ mod tests {
         assert_eq!(env["OMP_NUM_THREADS"], "3", "what its author wrote goes first");
         assert_eq!(env["CUDA_VISIBLE_DEVICES"], "GPU-abababab-abab-abab-abab-abababababab");
         assert!(!env.contains_key("RANK"));
+        assert_eq!(env["MESH_SOCKET"], "/mesh/run/sock");
+        assert!(!env.contains_key("MESH_TENSORS"), "it does not train");
+    }
+
+    #[test]
+    fn the_package_is_found_beside_what_the_author_has() {
+        let mut spec = spec("train", 1);
+        let (allotment, ports) = (Allotment::default(), BTreeMap::new());
+        let path = |spec: &JobSpec, places: &Places| {
+            environment(&told(spec, 0, &[], &allotment, &ports), places).remove("PYTHONPATH")
+        };
+        assert_eq!(path(&spec, &places()).as_deref(), Some("/mesh/python"));
+        spec.env.insert("PYTHONPATH".into(), "/work/lib".into());
+        assert_eq!(path(&spec, &places()).as_deref(), Some("/mesh/python:/work/lib"));
+        let without = Places { python: None, ..places() };
+        assert_eq!(path(&spec, &without).as_deref(), Some("/work/lib"));
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //! /dev/shm            its own, in memory
 //! /work               its directory
 //! /data/train …       what it was given
+//! /mesh               where it meets its node
 //! ```
 //!
 //! Where the host has a directory of the same name at the top, the attempt does not see it. All of it goes away with

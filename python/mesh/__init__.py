@@ -1,0 +1,1 @@
+"""mesh, as a task sees it. See docs/worker-protocol.md."""
