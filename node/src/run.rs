@@ -258,6 +258,7 @@ pub async fn run(
     spawn(&tasks, &over, "store", data::tidy::run(handle.clone()));
     spawn(&tasks, &over, "planner", planner::run(handle.clone()));
     spawn(&tasks, &over, "work", work::agent::run(handle.clone()));
+    spawn(&tasks, &over, "training", crate::training::federated::run(handle.clone()));
     let server = api::serve(handle.clone()).await?;
     ready(&handle);
 

@@ -35,12 +35,14 @@
 pub mod aggregate;
 pub mod board;
 pub mod builtin;
+pub mod federated;
 pub mod metrics;
 pub mod optimiser;
 pub mod pack;
 pub mod participant;
 pub mod pieces;
 pub mod privacy;
+pub mod round;
 pub mod service;
 pub mod shards;
 pub mod socket;

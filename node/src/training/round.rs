@@ -37,7 +37,7 @@ pub const MAX_NORM_OF_MEDIAN: f64 = 1e6;
 /// An update of more examples is refused.
 pub const MAX_EXAMPLES: u64 = 1 << 40;
 /// An update that began more models ago is refused, where the strategy names no other number.
-pub const MAX_STALENESS: u32 = 16;
+pub const MAX_STALENESS: u32 = 8;
 
 /// What aggregators have told.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

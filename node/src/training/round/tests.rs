@@ -246,7 +246,7 @@ fn an_update_that_is_too_old_or_from_the_future_is_refused() {
         refused(&sum(ask(spec, &course, 3, &all, 100)))
     };
     assert!(of(&spec(), 19 - MAX_STALENESS).is_empty());
-    assert_eq!(of(&spec(), 18 - MAX_STALENESS), [(2, "it began 17 models ago".to_owned())]);
+    assert_eq!(of(&spec(), 18 - MAX_STALENESS), [(2, "it began 9 models ago".to_owned())]);
     let future = [(2, "it began from model 20, which does not stand".to_owned())];
     assert_eq!(of(&spec(), 20), future);
     assert!(of(&buffered(2), 15).is_empty());
