@@ -84,14 +84,14 @@ impl Coordinator<'_> {
         };
         let mut lying = vec![(layout, has_layout.unwrap_or(me))];
         lying.extend(weights.iter().chain(&kept));
-        let mut model = Model {
+        let holders = self.hold(seen, &lying).await?;
+        let model = Model {
             round: open.round,
             layout,
             weights: weights.iter().map(|(piece, _)| *piece).collect(),
             optimiser: kept.iter().map(|(piece, _)| *piece).collect(),
-            holders: BTreeSet::new(),
+            holders,
         };
-        model.holders = self.hold(seen, &lying).await?;
         self.commit(model, sum).await
     }
 

@@ -28,8 +28,10 @@ const PAUSE: Duration = Duration::from_secs(1);
 const BREATH: Duration = Duration::from_millis(20);
 /// A node that did not answer when it was needed is not counted on for so long.
 const SHUN: Duration = Duration::from_secs(20);
-/// If a round cannot be summed so often for the same reason, it never will be.
-const MAX_FAILURES: u32 = 5;
+/// A round that cannot be summed for so long never will be: what is a passing trouble has passed by then.
+const FAILING: Duration = Duration::from_secs(60);
+/// The longest pause between two tries of it. With noise, each of them is charged.
+const MAX_PAUSE: Duration = Duration::from_secs(15);
 
 /// Why a step did not come to its end.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,8 +63,17 @@ pub(super) struct Coordinator<'a> {
     shunned: BTreeMap<NodeId, Instant>,
     /// How many a round waits for, if this coordinator has opened it.
     wanted: Option<(u32, usize)>,
-    /// A round that could not be summed, and how often.
-    failures: (u32, u32),
+    /// A round that cannot be summed.
+    failing: Option<Failing>,
+}
+
+/// A round that cannot be summed.
+#[derive(Debug, Clone, Copy)]
+struct Failing {
+    round: u32,
+    since: Instant,
+    /// After the next failure.
+    pause: Duration,
 }
 
 impl<'a> Coordinator<'a> {
@@ -72,8 +83,8 @@ impl<'a> Coordinator<'a> {
         epoch: u64,
         away: watch::Receiver<BTreeSet<NodeId>>,
     ) -> Self {
-        let (shunned, failures) = (BTreeMap::new(), (0, 0));
-        Self { handle, job, epoch, away, shunned, wanted: None, failures }
+        let shunned = BTreeMap::new();
+        Self { handle, job, epoch, away, shunned, wanted: None, failing: None }
     }
 
     /// Runs until it must stop.
@@ -244,15 +255,19 @@ impl<'a> Coordinator<'a> {
         acts
     }
 
-    /// A round could not be summed. If that is so again and again, the training ends.
+    /// A round could not be summed. If that goes on, the training ends.
     pub(super) async fn failed(&mut self, round: u32, why: String) -> Result<(), Stop> {
-        let before = if self.failures.0 == round { self.failures.1 } else { 0 };
-        self.failures = (round, before + 1);
-        if before + 1 < MAX_FAILURES {
-            return Err(Stop::Later(why));
+        let first = Failing { round, since: Instant::now(), pause: PAUSE };
+        let failing = self.failing.filter(|failing| failing.round == round).unwrap_or(first);
+        if failing.since.elapsed() >= FAILING {
+            tracing::warn!(round, why, "a round cannot be summed");
+            let text = format!("round {round} cannot be summed: {why}");
+            return self.end(Verdict::Failed(note(&text))).await;
         }
-        tracing::warn!(round, why, "a round cannot be summed");
-        self.end(Verdict::Failed(note(&format!("round {round} cannot be summed: {why}")))).await
+        let pause = (2 * failing.pause).min(MAX_PAUSE);
+        self.failing = Some(Failing { pause, ..failing });
+        sleep(failing.pause).await;
+        Err(Stop::Later(why))
     }
 
     /// Says how it ended.
