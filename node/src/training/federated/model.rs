@@ -122,7 +122,7 @@ impl Coordinator<'_> {
 
     /// Has every shard summed by those who have it.
     async fn sum(&self, open: &Open, sum: &Sum) -> Result<Vec<Summed>, Unsummed> {
-        let (handle, job, epoch) = (self.handle, self.job, self.epoch);
+        let (job, epoch) = (self.job, self.epoch);
         let asked = (0..).zip(open.aggregators.iter().copied()).map(|(shard, node)| {
             let ask = Ask::Sum {
                 job,
@@ -133,18 +133,31 @@ impl Coordinator<'_> {
                 divisor: sum.divisor,
                 noise: sum.noise,
             };
-            async move { (node, aggregate::ask(handle, node, ask).await) }
+            self.ask(node, ask)
         });
         let answers = join_all(asked).await;
-        let summed = answers.into_iter().map(|(node, answer)| match answer {
+        let answers = open.aggregators.iter().zip(answers);
+        let summed = answers.map(|(node, answer)| match answer {
             Ok(Answer::Summed { weights, optimiser, layout }) => {
                 Ok(Summed { weights, optimiser, layout })
             }
             Ok(Answer::No(why)) => Err(Unsummed::No(why.to_string())),
             Ok(_) => Err(Unsummed::No("an aggregator answered another question".into())),
-            Err(error) => Err(Unsummed::Silent(node, chain(&error))),
+            Err(why) => Err(Unsummed::Silent(*node, why)),
         });
         summed.collect()
+    }
+
+    /// Asks something that may take long, for as long as the other node is there.
+    async fn ask(&self, node: NodeId, ask: Ask) -> Result<Answer, String> {
+        let mut away = self.away.clone();
+        let gone = async { away.wait_for(|away| away.contains(&node)).await.is_ok() };
+        tokio::select! {
+            answer = aggregate::ask(self.handle, node, ask) => {
+                answer.map_err(|error| chain(&error))
+            }
+            true = gone => Err(format!("{} does not answer any more", node.short())),
+        }
     }
 
     /// The first model comes whole. It is cut here into as many shards as there will be from now on.
@@ -237,13 +250,10 @@ impl Coordinator<'_> {
                     pieces: lying.keys().copied().collect(),
                     from: from.clone(),
                 };
-                match aggregate::ask(self.handle, node, ask).await {
+                match self.ask(node, ask).await {
                     Ok(Answer::Kept) => return Ok(Some(node)),
-                    Ok(answer) => {
+                    answer => {
                         tracing::debug!(node = %node.short(), ?answer, "a node holds no copy");
-                    }
-                    Err(error) => {
-                        tracing::debug!(node = %node.short(), %error, "a node holds no copy");
                     }
                 }
             }
