@@ -14,8 +14,8 @@ use super::{
     Counted, CountedAs, Course, CourseCharge, CourseClaim, CourseEnd, CourseRound, Lease,
     MAX_BUDGETS, MAX_LEASE_MS, MAX_METRICS, MAX_TALLY, Model, Open, Tally, Verdict,
 };
-use crate::job::{JobSpec, Source};
 use crate::job::training::{Federated, MAX_PARTICIPANTS, Training};
+use crate::job::{JobSpec, Source};
 
 /// A training that goes on.
 struct Live<'a> {
@@ -34,7 +34,9 @@ impl Facts {
         if job.stopping.is_some() {
             return Err(Refusal::NoCourse);
         }
-        if !self.may_sum(at.author, asked) {
+        // Whoever coordinates sees no update; and the model is the job's own party's to write down.
+        let own = self.staying(at.author).is_some_and(|member| member.party == job.party);
+        if !own && !self.may_sum(at.author, asked) {
             return Err(Refusal::NotAggregator);
         }
         if !(1..=MAX_LEASE_MS).contains(&act.ms) {

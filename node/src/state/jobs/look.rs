@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use mesh_consensus::id::{JobId, NodeId, PartyId};
 
-use super::super::name::Name;
 use super::super::course::Verdict;
+use super::super::name::Name;
 use super::super::{Facts, State};
 use super::{Given, How, Job, Phase, Stage, Task, TaskState};
 use crate::job::JobSpec;

@@ -24,7 +24,7 @@ use crate::data::chain;
 use crate::handle::Handle;
 use crate::job::training::Training as Spec;
 use crate::state::State;
-use crate::state::course::{Course, Piece};
+use crate::state::course::Piece;
 use crate::state::jobs::Job;
 use crate::state::name::Name;
 use crate::training::Training;
@@ -79,40 +79,19 @@ pub async fn fetch(
     handle.training.fetch(job, piece, from).await
 }
 
-/// What a node may have of a training's pieces.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Access {
-    /// The model that stands.
-    Model,
-    /// All of them.
-    All,
-}
-
-/// What nodes of a party may have of a job's pieces, if anything.
-pub(crate) fn access(job: &Job, party: PartyId, name: &Name) -> Option<Access> {
-    let Some(Spec::Federated(federated)) = &job.spec.training else { return None };
-    if federated.aggregators.contains(name) {
-        return Some(Access::All);
-    }
+/// Whether nodes of a party may have pieces of a job: its own, whoever takes part, and whoever sums. A piece has no other
+/// name than its hash, which only the state and the coordinator tell; single updates are no pieces.
+pub(crate) fn may_have_pieces(job: &Job, party: PartyId, name: &Name) -> bool {
+    let Some(Spec::Federated(federated)) = &job.spec.training else { return false };
     let takes_part = || job.spec.groups.iter().any(|group| group.party.as_ref() == Some(name));
-    (job.party == party || takes_part()).then_some(Access::Model)
-}
-
-/// Whether a piece is in the model that stands: its values, or what they are called.
-pub(crate) fn is_in_model(course: &Course, piece: &Piece) -> bool {
-    let model = course.model.as_ref();
-    model.is_some_and(|model| model.layout == *piece || model.weights.contains(piece))
+    job.party == party || federated.aggregators.contains(name) || takes_part()
 }
 
 /// Whether `from` may have a piece; `None` if that may be so once this node has heard the rest.
-fn may_have(state: &State, from: NodeId, job: JobId, piece: &Piece) -> Option<bool> {
+fn may_have(state: &State, from: NodeId, job: JobId) -> Option<bool> {
     let party = state.party_of(from)?;
     let name = &state.parties().get(&party)?.name;
-    match access(state.job(job)?, party, name) {
-        None => Some(false),
-        Some(Access::All) => Some(true),
-        Some(Access::Model) => is_in_model(state.course(job)?, piece).then_some(true),
-    }
+    Some(may_have_pieces(state.job(job)?, party, name))
 }
 
 impl Training {
@@ -215,7 +194,7 @@ impl Training {
 
     /// Sends a piece, if the peer may have it and it is here.
     pub(crate) async fn serve_piece(&self, from: NodeId, job: JobId, piece: Piece, stream: Stream) {
-        let may = self.settle(move |state| may_have(state, from, job, &piece)).await;
+        let may = self.settle(move |state| may_have(state, from, job)).await;
         if may != Some(true) {
             return;
         }
@@ -285,45 +264,18 @@ pub(crate) async fn read_hashed(
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use super::*;
-    use crate::state::course::Model;
     use crate::training::aggregate::testing::{job, name, party};
 
-    fn piece(n: u8) -> Piece {
-        Piece { hash: Hash([n; 32]), bytes: 4 }
-    }
-
     #[test]
-    fn a_training_is_seen_by_those_who_take_part_and_whole_by_those_who_sum() {
+    fn the_pieces_of_a_training_are_for_those_who_take_part_and_those_who_sum() {
         // Of party 1; party 2 takes part; party 3 sums.
         let job = job();
-        let of = |n: u8| access(&job, party(n), &name(n));
-        assert_eq!(of(1), Some(Access::Model));
-        assert_eq!(of(2), Some(Access::Model));
-        assert_eq!(of(3), Some(Access::All));
-        assert_eq!(of(4), None);
+        let of = |n: u8| may_have_pieces(&job, party(n), &name(n));
+        assert_eq!([1, 2, 3, 4].map(of), [true, true, true, false]);
         let mut other = job.clone();
         Arc::make_mut(&mut other.spec).training = None;
-        assert_eq!(access(&other, party(1), &name(1)), None);
-    }
-
-    #[test]
-    fn the_optimiser_and_what_is_not_committed_are_not_the_model() {
-        let model = Model {
-            round: 1,
-            layout: piece(1),
-            weights: vec![piece(2), piece(3)],
-            optimiser: vec![piece(4), piece(5)],
-            holders: BTreeSet::new(),
-        };
-        let course = Course { model: Some(model), ..Course::default() };
-        let seen: Vec<u8> = (1..=6).filter(|n| is_in_model(&course, &piece(*n))).collect();
-        assert_eq!(seen, [1, 2, 3]);
-        assert!(!is_in_model(&Course::default(), &piece(1)));
-        let longer = Piece { bytes: 5, ..piece(2) };
-        assert!(!is_in_model(&course, &longer), "another length is another piece");
+        assert!(!may_have_pieces(&other, party(1), &name(1)));
     }
 
     #[tokio::test]

@@ -206,7 +206,7 @@ fn a_round_begins_without_velocity() {
 #[test]
 fn a_smaller_last_batch_counts_as_much_as_it_has() {
     let data = heaps(25);
-    let net = Net::new(&Shape::new(mlp(&[8]), row(2), 3).unwrap(), 1);
+    let mut net = Net::new(&Shape::new(mlp(&[8]), row(2), 3).unwrap(), 1);
     let (_, wanted) = net.evaluate(&data);
     // Without a step, the mean over batches of 10, 10 and 5 is the mean of all.
     let found = net.train(&data, &(0..25).collect::<Vec<u32>>(), 10, 0.0, 0.0, 0.0);
