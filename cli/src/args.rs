@@ -10,7 +10,7 @@ use crate::commands::{
     Ending, completions, config, data, demo, doctor, down, explain, init, job, jobs, join, leave,
     logs, node, nodes, party, recover, request, service, status, stop, submit, ticket, up, wait,
 };
-use crate::commands::{cp, exec, image, port, run};
+use crate::commands::{cp, exec, image, port, run, train};
 use crate::report::{Code, Report};
 use crate::value;
 
@@ -181,6 +181,9 @@ pub(crate) enum Command {
     /// Container images in the mesh: push, ls, rm
     #[command(subcommand, after_help = image::EXAMPLES)]
     Image(image::Verb),
+    /// The built-in trainer: what a job that trains runs as its task
+    #[command(hide = true, after_help = train::EXAMPLES)]
+    Train(train::Train),
     /// Print a script that lets your shell complete mesh's commands
     #[command(after_help = completions::EXAMPLES)]
     Completions {
@@ -326,7 +329,8 @@ fn beneath<'a>(mut words: impl Iterator<Item = &'a str>) -> (String, Vec<String>
         path = format!("{path} {}", next.get_name());
         at = next;
     }
-    (path, at.get_subcommands().map(|sub| sub.get_name().to_owned()).collect())
+    let shown = at.get_subcommands().filter(|sub| !sub.is_hide_set());
+    (path, shown.map(|sub| sub.get_name().to_owned()).collect())
 }
 
 #[cfg(test)]

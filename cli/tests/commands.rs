@@ -904,6 +904,7 @@ fn every_command_has_examples() {
         "service",
         "service install",
         "demo",
+        "train",
         "completions",
     ];
     for line in lines {

@@ -234,3 +234,28 @@ fn a_full_disk_is_reported_instead_of_ignored() {
         assert_eq!(error_of(&output)[0], "the answer could not be written");
     }
 }
+
+#[test]
+fn the_built_in_trainer_needs_no_mesh() {
+    let dir = tempfile::tempdir().unwrap();
+    let text_of = |n: usize| format!("{},{},{}\n", n % 2, 1 - n % 2, n % 2);
+    let lines: String = (0..100).map(text_of).collect();
+    std::fs::write(dir.path().join("data.csv"), lines).unwrap();
+    let (data, model) = (dir.path().display(), dir.path().join("m.safetensors"));
+    let model = model.display();
+    let output = mesh(&format!("train logistic --data {data} --epochs 2 --out {model} --json"));
+    assert!(output.status.success(), "{output:?}");
+    let lines: Vec<&str> = text(&output.stdout).lines().collect();
+    let [_, last] = lines[..] else { panic!("one line an epoch: {lines:?}") };
+    let last: Value = serde_json::from_str(last).unwrap();
+    assert_eq!((&last["item"]["accuracy"], &last["item"]["examples"]), (&json!(1.0), &json!(90)));
+    let output = mesh(&format!("train logistic --data {data} --evaluate {model}"));
+    assert!(text(&output.stdout).starts_with("accuracy 1.0000"), "{output:?}");
+    assert!(output.status.success() && output.stderr.is_empty());
+
+    let output = command().args(["train", "mlp"]).env_remove("MESH_SOCKET").output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(error_of(&output)[0], "there is no training to take part in");
+    let output = mesh("train tree --data .");
+    assert_eq!((output.status.code(), &*error_of(&output)[2]), (Some(2), "mesh train --help"));
+}

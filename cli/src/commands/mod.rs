@@ -36,6 +36,7 @@ pub(crate) mod status;
 pub(crate) mod stop;
 pub(crate) mod submit;
 pub(crate) mod ticket;
+pub(crate) mod train;
 pub(crate) mod up;
 pub(crate) mod wait;
 
@@ -45,6 +46,7 @@ pub(crate) fn run(command: Command, context: &Context) -> Outcome {
         Command::Completions { shell } => completions::run(shell, context),
         Command::Service(verb) => service::run(&verb, context),
         Command::Recover(verb) => recover::run(&verb, context),
+        Command::Train(train) => train::run(&train, context),
         // A node hears signals itself.
         Command::Up(up) => {
             let mut builder = tokio::runtime::Builder::new_multi_thread();
@@ -93,6 +95,7 @@ async fn ask(command: Command, context: &Context) -> Outcome {
         Command::Up(_)
         | Command::Completions { .. }
         | Command::Service(_)
+        | Command::Train(_)
         | Command::Recover(_) => {
             unreachable!("run() has dealt with it")
         }

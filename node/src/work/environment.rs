@@ -103,7 +103,9 @@ pub fn environment(told: &Told<'_>, places: &Places) -> BTreeMap<String, String>
     set("MESH_CPUS", (told.allotment.cpu_milli as f64 / 1000.0).to_string());
     set("MESH_MEMORY_BYTES", told.allotment.memory_bytes.to_string());
     // One thread for each core that it was given: more would only stand in one another's way.
-    set("OMP_NUM_THREADS", (told.allotment.cpu_milli / 1000).max(1).to_string());
+    for threads in ["OMP_NUM_THREADS", "MATMUL_NUM_THREADS"] {
+        set(threads, (told.allotment.cpu_milli / 1000).max(1).to_string());
+    }
     let gpus: Vec<String> = told.allotment.gpus.iter().map(uuid).collect();
     set("CUDA_VISIBLE_DEVICES", gpus.join(","));
     let visible = if gpus.is_empty() { "void".to_owned() } else { gpus.join(",") };
@@ -229,6 +231,7 @@ mod tests {
         assert_eq!(env["MESH_PARAM_BATCH_SIZE"], "32");
         assert_eq!(env["MESH_CPUS"], "2.5");
         assert_eq!(env["OMP_NUM_THREADS"], "3", "what its author wrote goes first");
+        assert_eq!(env["MATMUL_NUM_THREADS"], "2");
         assert_eq!(env["CUDA_VISIBLE_DEVICES"], "GPU-abababab-abab-abab-abab-abababababab");
         assert!(!env.contains_key("RANK"));
         assert_eq!(env["MESH_SOCKET"], "/mesh/run/sock");

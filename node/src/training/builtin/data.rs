@@ -204,7 +204,7 @@ pub fn read(dir: &Path, reading: Reading) -> Result<Sets, DataError> {
         }
         Some(held) => held,
         None => {
-            let is_held = |n: usize| reading.holdout > 1 && n % reading.holdout == 0;
+            let is_held = |n: usize| reading.holdout > 1 && n.is_multiple_of(reading.holdout);
             let held = train.only(is_held);
             // Those who ask for so much that nothing would be left get nothing held back.
             if !held.is_empty() && held.len() < train.len() {

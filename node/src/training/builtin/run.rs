@@ -330,9 +330,7 @@ fn train_round(
             let before = steady();
             loss += net.train_by(train, part, settings.batch, sgd) * part.len() as f64;
             done += part.len();
-            if settings.slowdown > 1.0 {
-                thread::sleep(steady().duration_since(before).mul_f64(settings.slowdown - 1.0));
-            }
+            thread::sleep(idle(steady().duration_since(before), settings.slowdown));
             if steady().duration_since(told) >= PROGRESS {
                 progress((done as f64 / all).min(1.0))?;
                 told = steady();
@@ -340,6 +338,11 @@ fn train_round(
         }
     }
     Ok((loss / done.max(1) as f64, steady().duration_since(began).as_secs_f64()))
+}
+
+/// How long to do nothing after so much work, so that it takes `slowdown` times as long: 1 or more.
+fn idle(worked: Duration, slowdown: f64) -> Duration {
+    Duration::try_from_secs_f64(worked.as_secs_f64() * (slowdown - 1.0)).unwrap_or_default()
 }
 
 /// Which examples a round trains on, and in which order: hangs on nothing but what stands here, so that a worker which was

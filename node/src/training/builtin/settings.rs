@@ -69,9 +69,9 @@ impl Settings {
         let list = "up to 16 whole numbers, such as 256,128";
         let kind = match model {
             "logistic" => Kind::Logistic,
-            "mlp" => Kind::Mlp { hidden: from.get("hidden", vec![128], list, |text| sizes(text))? },
+            "mlp" => Kind::Mlp { hidden: from.get("hidden", vec![128], list, sizes)? },
             "cnn" => Kind::Cnn {
-                filters: from.get("filters", vec![32, 64], list, |text| sizes(text))?,
+                filters: from.get("filters", vec![32, 64], list, sizes)?,
                 width: from.count("width", 128, 1)?,
             },
             name => return Err(SettingError::Model { name: name.to_owned() }),

@@ -187,17 +187,13 @@ fn who_is_drawn_back_stays_nearer_and_a_new_round_draws_elsewhere() {
 fn a_round_begins_without_velocity() {
     let data = heaps(60);
     let order: Vec<u32> = (0..60).collect();
-    let net = Net::new(&Shape::new(mlp(&[8]), row(2), 3).unwrap(), 1);
-    let mut again = net.clone();
-    let tensors = net.tensors();
-    let tensors: Vec<_> =
-        tensors.iter().map(|(n, s, v)| (n.as_str(), &s[..], v.to_vec())).collect();
-    let load = |net: &mut Net| {
-        net.load(tensors.iter().map(|(name, shape, values)| (*name, *shape, &values[..]))).unwrap();
-    };
+    let first = Net::new(&Shape::new(mlp(&[8]), row(2), 3).unwrap(), 1);
+    let (mut net, mut again) = (first.clone(), first.clone());
     again.train(&data, &order, 10, 0.1, 0.9, 0.5);
-    load(&mut again);
-    let mut net = net.clone();
+    let tensors = first.tensors();
+    again
+        .load(tensors.iter().map(|(name, shape, values)| (name.as_str(), &shape[..], *values)))
+        .unwrap();
     net.train(&data, &order, 10, 0.1, 0.9, 0.5);
     again.train(&data, &order, 10, 0.1, 0.9, 0.5);
     assert_eq!(net.weights, again.weights);

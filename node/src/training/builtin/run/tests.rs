@@ -195,14 +195,12 @@ fn a_further_epoch_has_the_same_examples_in_another_order() {
 
 #[test]
 fn who_is_slow_on_purpose_takes_so_much_longer() {
-    let data = data();
-    let time = |slowdown| {
-        let set = [("SLOWDOWN", slowdown), ("EPOCHS", "3"), ("HIDDEN", "256,256")];
-        let mut seconds = 0.0;
-        alone(&settings("mlp", &set), data.path(), None, &mut |told| seconds += told.seconds)
-            .unwrap();
-        seconds
-    };
-    let (fast, slow) = (time("1"), time("20"));
-    assert!(slow > 5.0 * fast, "{fast} {slow}");
+    let worked = Duration::from_millis(100);
+    assert_eq!(idle(worked, 1.0), Duration::ZERO);
+    assert_eq!(idle(worked, 5.0), 4 * worked);
+    let (data, slow) = (data(), settings("mlp", &[("SLOWDOWN", "1000"), ("BATCH", "1000")]));
+    // A single batch takes some microseconds at least, and here a thousand times as long.
+    let mut seconds = 0.0;
+    alone(&slow, data.path(), None, &mut |told| seconds = told.seconds).unwrap();
+    assert!(seconds > 0.002, "{seconds}");
 }
