@@ -27,7 +27,8 @@ from ._tensors import BadTensors, Error, kinds, load, save, write
 
 __version__ = "0.1.0"
 __all__ = [
-    "BadTensors", "Error", "NotThere", "Refused", "Round", "Unreachable", "data", "load", "metrics", "param", "rounds", "save",
+    "BadTensors", "Error", "NotThere", "Refused", "Round", "Unreachable",
+    "data", "load", "metrics", "param", "rounds", "save",
 ]  # fmt: skip
 
 MAX_METRICS = 16

@@ -50,6 +50,8 @@ class Node:
         self.asked, self.joins, self.connections = [], 0, 0
         # What to answer instead of the usual, by call: functions of the request, each used once. None closes the connection.
         self.instead = {}
+        # Whether each answer is the last one of its connection.
+        self.closes = False
         self.submitted = None
         # So many bytes each update had, and the inode it was in.
         self.files = []
@@ -82,6 +84,8 @@ class Node:
                 payload = body if isinstance(body, bytes) else json.dumps(body).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(payload)))
+                if node.closes:
+                    self.send_header("Connection", "close")
                 self.end_headers()
                 self.wfile.write(payload)
                 # What was promised and does not come ends with the connection.

@@ -258,6 +258,15 @@ class Broken(fake.InMesh):
         self.assertEqual(len(train()), 3)
         self.assertEqual(len(self.node.bodies("next")), 5)
 
+    def test_a_node_that_closes_is_joined_again(self):
+        train()
+        joins, self.node.closes = self.node.joins, True
+        mesh.metrics(1, loss=1)
+        self.node.closes = False
+        mesh.metrics(2, loss=1)
+        self.assertEqual(self.node.joins, joins + 1)
+        self.assertEqual([body["step"] for body in self.node.bodies("metrics")], [1, 2])
+
     def test_patience_ends(self):
         self.node.stop()
         with mock.patch.object(_client.Client.ask, "__defaults__", (None, 0.1, 1.0)):
