@@ -162,7 +162,7 @@ class Round:
 
     def evaluated(self, examples, metrics):
         """Says what the model that came with this round is worth, on data that was held back."""
-        body = {"round": self.number, "examples": _count(examples), "metrics": _numbers(metrics)}
+        body = {"round": self.number, "examples": _count("examples", examples, 1), "metrics": _numbers(metrics)}
         self._node.ask("POST", "/v1/evaluated", body)
 
     def submit(self, weights, examples, metrics=None):
@@ -171,7 +171,7 @@ class Round:
         Whether they were taken is the answer; too late is not an error, `why` says so. `examples` is how many they were
         trained on, and so their weight.
         """
-        body = {"round": self.number, "examples": _count(examples), "metrics": _numbers(metrics or {})}
+        body = {"round": self.number, "examples": _count("examples", examples, 1), "metrics": _numbers(metrics or {})}
         body["update"], size = self._writer.write(self.number, weights)
         try:
             told = self._node.ask("POST", "/v1/submit", body, silence=SILENCE + size / SLOWEST_READER)
@@ -242,7 +242,7 @@ def param(name, default=_MISSING):
 
 def metrics(step, values=None, /, **more):
     """Numbers to remember at a step, of any job, whether it trains or not: `mesh.metrics(100, loss=0.5)`."""
-    _here().ask("POST", "/v1/metrics", {"step": _count(step), "metrics": _numbers({**(values or {}), **more})})
+    _here().ask("POST", "/v1/metrics", {"step": _count("step", step, 0), "metrics": _numbers({**(values or {}), **more})})
 
 
 def __getattr__(name):
@@ -271,9 +271,9 @@ def _known(prefix):
     return ", ".join(names) or "none"
 
 
-def _count(number):
-    if int(number) != number or number < 0:
-        raise ValueError(f"this is a whole number from 0 on, not {number!r}")
+def _count(what, number, least):
+    if int(number) != number or number < least:
+        raise ValueError(f"{what} is a whole number from {least} on, not {number!r}")
     return int(number)
 
 

@@ -133,8 +133,8 @@ class Rounds(fake.InMesh):
 
     def test_examples_are_a_whole_number(self):
         round = next(mesh.rounds())
-        for wrong in (-1, 0.5):
-            with self.assertRaises(ValueError):
+        for wrong in (-1, 0, 1.5):
+            with self.assertRaisesRegex(ValueError, "examples is a whole number from 1 on"):
                 round.submit({"w": np.zeros(1)}, examples=wrong)
         self.assertEqual(self.node.bodies("submit"), [])
 

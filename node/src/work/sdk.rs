@@ -13,7 +13,11 @@ use mesh_consensus::id::Hash;
 use super::attempt::remove;
 
 /// The files of the package.
-const FILES: &[(&str, &str)] = &[("__init__.py", include_str!("../../../python/mesh/__init__.py"))];
+const FILES: &[(&str, &str)] = &[
+    ("__init__.py", include_str!("../../../python/mesh/__init__.py")),
+    ("_client.py", include_str!("../../../python/mesh/_client.py")),
+    ("_tensors.py", include_str!("../../../python/mesh/_tensors.py")),
+];
 
 /// Lays the package out, unless it is there: the directory to be put on `PYTHONPATH`. Touches the disk.
 pub(super) fn lay(dir: &Path) -> io::Result<PathBuf> {
