@@ -72,6 +72,11 @@ impl Plan {
         self
     }
 
+    /// A node that vanished is given up after seconds instead of a minute.
+    pub fn short_waits(self) -> Self {
+        self.setting("MESH_TEST_WAITS", "short")
+    }
+
     /// Founds a mesh on the first host and lets the others join.
     pub fn found(self) -> anyhow::Result<Fleet> {
         let Self { hosts, lab, clocks, first_disk, settings } = self;
@@ -128,6 +133,21 @@ impl Fleet {
         host.join(&self.hosts[through].ticket()?)?;
         self.watch.add(host.client());
         self.hosts.push(host);
+        Ok(number)
+    }
+
+    /// A further host joins with a party of its own, which is called as the host is; its number. Returns when it votes.
+    pub fn grow_by_party(&mut self) -> anyhow::Result<usize> {
+        let number = self.hosts.len();
+        let host = self.host(number)?;
+        let through = self.leader().context("there is no leader to join through")?;
+        host.join_as_party(&self.hosts[through].new_party()?)?;
+        self.watch.add(host.client());
+        self.hosts.push(host);
+        let voters = target(self.hosts.len());
+        self.until_members(&format!("{voters} vote"), |members| {
+            members.iter().filter(|member| member.role == "voter").count() == voters
+        })?;
         Ok(number)
     }
 

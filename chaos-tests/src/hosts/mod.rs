@@ -6,7 +6,7 @@
 //!   be set ([`clock`]), a disk that can be filled; [`binary`] finds and builds what it runs.
 //! - [`client`]: what a program says to a node's socket. [`load`]: clients at work meanwhile, and what
 //!   they were told. [`watch`]: what the nodes said of themselves.
-//! - [`fleet`]: hosts that make one mesh, and the promises that must hold at the end.
+//! - [`fleet`]: hosts that make one mesh, and the promises that must hold at the end. [`ground`]: jobs on it.
 //! - [`leftovers`]: nothing of this outlives the test, even if it is killed.
 //!
 //! Nothing here decides what a node should do; the stories are in `tests/faults.rs`.
@@ -15,6 +15,7 @@ pub mod binary;
 pub mod client;
 pub mod clock;
 pub mod fleet;
+pub mod ground;
 pub mod leftovers;
 pub mod load;
 pub mod ns;

@@ -167,6 +167,19 @@ impl Host {
         Ok(())
     }
 
+    /// A new ticket for one newcomer that founds a party.
+    pub fn new_party(&self) -> anyhow::Result<String> {
+        last_line(&self.mesh(&["ticket", "new", "--new-party"])?)
+    }
+
+    /// Joins a mesh with a party of its own, called as this host is, and returns when it is a member.
+    pub fn join_as_party(&self, ticket: &str) -> anyhow::Result<()> {
+        let (listen, name) = (format!("{}:0", self.address()), &self.name);
+        self.mesh(&["join", ticket, "--listen", &listen, "--name", name, "--party", name])?;
+        self.must_run();
+        Ok(())
+    }
+
     /// Leaves for good.
     pub fn leave(&self) -> anyhow::Result<()> {
         self.may_end();
