@@ -31,6 +31,7 @@ mod links;
 mod listen;
 mod logs;
 mod metrics;
+mod models;
 mod names;
 mod nodes;
 mod openapi;
@@ -97,6 +98,7 @@ fn routes() -> Vec<Route> {
         names::routes(),
         data::routes(),
         jobs::routes(),
+        models::routes(),
         images::routes(),
         life::routes(),
         links::routes(),

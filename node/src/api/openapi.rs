@@ -162,6 +162,8 @@ mod tests {
         "get /v1/jobs/{job}/watch",
         "get /v1/jobs/{job}/logs",
         "get /v1/jobs/{job}/explain",
+        "get /v1/jobs/{job}/course",
+        "get /v1/models",
         "post /v1/jobs/{job}/stop",
         "post /v1/jobs/{job}/retry",
         "get /v1/status",

@@ -86,7 +86,7 @@ async fn list(State(api): State<Api>, uri: Uri) -> Answer {
 }
 
 /// The last version of each name.
-fn latest(known: Vec<Known>) -> Vec<Known> {
+pub(super) fn latest(known: Vec<Known>) -> Vec<Known> {
     let mut last: BTreeMap<_, usize> = BTreeMap::new();
     for (place, one) in known.iter().enumerate() {
         let held = last.entry((one.party, one.name.clone())).or_insert(place);

@@ -1,5 +1,6 @@
 //! `/v1/jobs`: what was submitted, what became of it, and what it printed.
 
+mod course;
 mod logs;
 mod shown;
 mod streams;
@@ -14,6 +15,8 @@ use bytes::Bytes;
 use mesh_consensus::id::JobId;
 use serde::Deserialize;
 use serde_json::{Value, json};
+
+pub(super) use course::metrics;
 
 use super::Api;
 use super::answer::{
@@ -45,6 +48,7 @@ pub(super) fn routes() -> Vec<Route> {
         Route::post("/v1/jobs/{job}/stop", "Asks for the end of a job.", stop),
         Route::delete("/v1/jobs/{job}", "Drops a job that is over, and what it printed.", forget),
     ];
+    routes.extend(course::routes());
     routes.extend(submit::routes());
     routes.extend(logs::routes());
     routes.extend(streams::routes());
@@ -84,7 +88,9 @@ async fn show(State(api): State<Api>, Param(wanted): Param<String>) -> Answer {
     let found = api.look(move |see| {
         let state = see.replica.machine();
         let (id, job) = find_job(state, &wanted)?;
-        Ok::<_, Problem>(shown::whole(state, &roster, id, job))
+        let mut shown = shown::whole(state, &roster, id, job);
+        shown["course"] = json!(course::whole(state, &roster, id, job));
+        Ok::<_, Problem>(shown)
     });
     Ok(item(&api, found.await??))
 }

@@ -5,6 +5,7 @@ use mesh_consensus::time::Time;
 use serde_json::{Value, json};
 
 use super::super::answer::date;
+use super::course;
 use crate::engine::Roster;
 use crate::job::spec::OWN_BINARY;
 use crate::job::training::Training;
@@ -47,8 +48,8 @@ pub(super) fn row(state: &State, roster: &Roster, id: JobId, job: &Job) -> Value
         "submitted_at": date(job.submitted.time),
         "started_at": started.map(date),
         "ended_at": job.over.map(|over| date(over.time)),
-        "round": null,
-        "rounds": null,
+        "round": course::round(job),
+        "rounds": course::rounds(job),
         "gang": job.spec.gang,
         "tasks": tasks,
     })
