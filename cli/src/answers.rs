@@ -7,8 +7,10 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
+mod course;
 mod data;
 mod jobs;
+pub(crate) use course::{Course, Participant, Point, Trained};
 pub(crate) use data::{
     Change, Dataset, Diff, Holder, Pulled, Pushed, Removed, Reshared, Tagged, Usage, Verified,
 };

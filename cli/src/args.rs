@@ -8,7 +8,8 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::commands::{
     Ending, completions, config, data, demo, doctor, down, explain, init, job, jobs, join, leave,
-    logs, node, nodes, party, recover, request, service, status, stop, submit, ticket, up, wait,
+    logs, model, node, nodes, party, plot, recover, request, service, status, stop, stragglers,
+    submit, ticket, up, wait,
 };
 use crate::commands::{cp, exec, image, port, run, train};
 use crate::report::{Code, Report};
@@ -128,6 +129,15 @@ pub(crate) enum Command {
     /// Why a job is where it is, or nowhere
     #[command(after_help = explain::EXAMPLES)]
     Explain(explain::Explain),
+    /// Who of a training is slow, late, dropped or refused, and where its time goes
+    #[command(after_help = stragglers::EXAMPLES)]
+    Stragglers(stragglers::Stragglers),
+    /// How trainings go, as curves
+    #[command(after_help = plot::EXAMPLES)]
+    Plot(plot::Plot),
+    /// What trainings have made: ls, show, pull
+    #[command(subcommand, after_help = model::EXAMPLES)]
+    Model(model::Verb),
     /// Tickets that let machines join: new, ls, revoke
     #[command(subcommand, after_help = ticket::EXAMPLES)]
     Ticket(ticket::Verb),
@@ -206,6 +216,7 @@ impl Command {
             Self::Stop(stop) if stop.wait => Ending::Followed,
             Self::Wait(_) => Ending::Followed,
             Self::Image(verb) if verb.moves_data() => Ending::Resumes,
+            Self::Model(verb) if verb.moves_data() => Ending::Resumes,
             Self::Port(_) => Ending::Followed,
             Self::Exec(_) | Self::Run(_) => Ending::Own,
             _ => Ending::Broken,

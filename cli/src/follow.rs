@@ -8,7 +8,7 @@
 //!
 //! A job does not end because nobody looks: a stream that breaks is opened again ([`tap`]), and nothing is shown twice
 //! ([`seen`]). With `--json` every line is an object: the job whenever it changes, what it prints, and last the job as it
-//! ended.
+//! ended. Of a training each round is told as it is committed, and at the end who did what ([`course`]).
 
 use std::future::pending;
 use std::io::IsTerminal;
@@ -20,9 +20,10 @@ use serde::Deserialize;
 use serde_json::Value;
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::answers::{Explained, Job, LogLine};
+use crate::answers::{Course, Explained, Job, LogLine};
 use crate::client::{Answer, Api, broken};
 use crate::context::{Context, note, print_json};
+use crate::course;
 use crate::report::{Code, Outcome, Report};
 use crate::view::{Paint, Tint, clean, span};
 use printer::Printer;
@@ -70,7 +71,12 @@ pub(crate) async fn attached(
         print_json(last.json())?;
         return Ok(exit(&ended));
     }
-    told(context, &ended)
+    let course = trained(api, &ended).await;
+    if let Some(course) = &course {
+        // Those that were committed since the last look.
+        screen.rounds(course);
+    }
+    told(context, &ended, course.as_ref())
 }
 
 /// Waits for a job's end and says nothing meanwhile.
@@ -94,12 +100,22 @@ pub(crate) async fn wait(api: &Api, begun: Answer) -> Result<Answer, Report> {
     }
 }
 
+/// How a job's training went, if it trains and a node can still tell.
+async fn trained(api: &Api, job: &Job) -> Option<Course> {
+    job.rounds?;
+    api.get(&format!("/v1/jobs/{}/course", job.id)).await.ok()?.item().ok()
+}
+
 /// Says how a job ended, and exits as the conventions want it.
-fn told(context: &Context, ended: &Job) -> Outcome {
+fn told(context: &Context, ended: &Job, course: Option<&Course>) -> Outcome {
     if ended.is_done() {
         note(&words::done(ended));
     }
     for line in words::outputs(ended) {
+        note(&line);
+    }
+    let summary = course.map(|course| course::summary(course, |words| context.command(words)));
+    for line in summary.unwrap_or_default() {
         note(&line);
     }
     Ok(words::failure(context, ended).map_or(ExitCode::SUCCESS, |report| report.show(false)))
@@ -143,6 +159,7 @@ async fn run(api: &Api, job: &Job, screen: &mut Screen) -> Result<Answer, Report
     let mut logs = Tap::new(api, &logged);
     let mut seen = Seen::default();
     let mut why = Why { api, path: format!("{base}/explain"), asking: None };
+    let mut rounds = Rounds { api, path: format!("{base}/course"), asking: None, asked: None };
     // The job as it ended, and until when the rest of what it printed is waited for.
     let mut last: Option<Answer> = None;
     let mut rest_until: Option<Instant> = None;
@@ -167,6 +184,7 @@ async fn run(api: &Api, job: &Job, screen: &mut Screen) -> Result<Answer, Report
                         rest_until = Some(Instant::now() + REST);
                         last = Some(answer);
                         why.asking = None;
+                        rounds.asking = None;
                         // It ended a moment before the job did.
                         if is_all && logs.is_resting() {
                             logs.close();
@@ -174,6 +192,7 @@ async fn run(api: &Api, job: &Job, screen: &mut Screen) -> Result<Answer, Report
                     } else {
                         screen.job(&answer, &now)?;
                         why.mind(screen, &now);
+                        rounds.mind(screen, &now);
                     }
                 }
                 heard => {
@@ -184,6 +203,15 @@ async fn run(api: &Api, job: &Job, screen: &mut Screen) -> Result<Answer, Report
                     watch.again(&watched);
                 }
             },
+            answer = rounds.next() => {
+                rounds.asking = None;
+                if let Ok(course) = answer.and_then(|answer| answer.item::<Course>()) {
+                    screen.rounds(&course);
+                }
+                // There may have been another meanwhile.
+                let now = screen.job.clone();
+                rounds.mind(screen, &now);
+            }
             heard = logs.next() => match heard {
                 Ok(Heard::Line(line)) => {
                     let value = parsed(&line)?;
@@ -263,6 +291,36 @@ impl Why<'_> {
     }
 }
 
+/// Asks how a training goes whenever its model has a round more.
+struct Rounds<'a> {
+    api: &'a Api,
+    path: String,
+    asking: Option<Asking<'a>>,
+    /// The round at which it was asked last.
+    asked: Option<u64>,
+}
+
+impl Rounds<'_> {
+    /// Asks, if there is something new and no question is under way: it is answered before the next one.
+    fn mind(&mut self, screen: &Screen, job: &Job) {
+        let is_new = job.round.is_some() && job.round != self.asked;
+        if screen.json || !is_new || self.asking.is_some() {
+            return;
+        }
+        self.asked = job.round;
+        let (api, path) = (self.api, self.path.clone());
+        self.asking = Some(Box::pin(async move { api.get(&path).await }));
+    }
+
+    /// The answer, if it is asked.
+    async fn next(&mut self) -> Result<Answer, Report> {
+        match &mut self.asking {
+            Some(asking) => asking.await,
+            None => pending().await,
+        }
+    }
+}
+
 /// Prints where whoever started this command looks.
 fn stdio() -> Printer<std::io::Stdout, std::io::Stderr> {
     let (out, err) = (std::io::stdout(), std::io::stderr());
@@ -280,6 +338,8 @@ struct Screen {
     /// The job as it was last seen.
     job: Job,
     has_broken: bool,
+    /// The rounds of its training that were told.
+    told: course::Told,
 }
 
 impl Screen {
@@ -291,6 +351,7 @@ impl Screen {
             said: String::new(),
             job: job.clone(),
             has_broken: false,
+            told: course::Told::default(),
         }
     }
 
@@ -307,6 +368,13 @@ impl Screen {
             self.said = said;
         }
         Ok(())
+    }
+
+    /// Its training has come so far.
+    fn rounds(&mut self, course: &Course) {
+        for line in self.told.lines(course) {
+            self.note(&line);
+        }
     }
 
     /// A job waits, and this is why.

@@ -11,6 +11,7 @@
 //! | [`background`] | starting a node behind a command, and stopping it |
 //! | [`commands`] | one file per command |
 //! | [`follow`] | a job, from its submission to its end |
+//! | [`course`], [`plot`] | a training in words; curves |
 //! | [`report`], [`view`] | errors as three lines; tables |
 //! | [`live`], [`screen`] | what is shown again and again; the terminal's second page |
 
@@ -31,9 +32,11 @@ mod background;
 mod client;
 mod commands;
 mod context;
+mod course;
 mod follow;
 mod live;
 mod making;
+mod plot;
 mod report;
 mod screen;
 mod task;

@@ -12,6 +12,8 @@ use canned::{mesh, mute, node, remote, remote_for};
 mod data;
 #[path = "commands/jobs.rs"]
 mod jobs;
+#[path = "commands/training.rs"]
+mod training;
 
 fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).expect("mesh writes UTF-8")
@@ -145,6 +147,10 @@ fn without_a_node_every_question_exits_3_and_says_what_to_do() {
         "stop a",
         "wait a",
         "explain a",
+        "stragglers a",
+        "plot a",
+        "model ls",
+        "model show a",
         "job show a",
         "job retry a",
     ] {
@@ -881,6 +887,12 @@ fn every_command_has_examples() {
         "stop",
         "wait",
         "explain",
+        "stragglers",
+        "plot",
+        "model",
+        "model ls",
+        "model show",
+        "model pull",
         "ticket",
         "ticket new",
         "ticket ls",

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Who, or_default, who};
+use super::{Course, Who, or_default, who};
 use crate::view::millis;
 
 /// A job: one of `/v1/jobs`, or with more of it `/v1/jobs/{job}`.
@@ -16,6 +16,9 @@ pub(crate) struct Job {
     pub(crate) id: String,
     #[serde(deserialize_with = "or_default")]
     pub(crate) name: String,
+    /// How many rounds are in its model, and how many there will be; null if it trains nothing.
+    pub(crate) round: Option<u64>,
+    pub(crate) rounds: Option<u64>,
     /// `trial`, `best-effort`.
     #[serde(deserialize_with = "or_default")]
     pub(crate) class: String,
@@ -64,6 +67,8 @@ pub(crate) struct Job {
     /// How many attempts at a task may fail.
     pub(crate) attempts: Option<u64>,
     pub(crate) checkpoint: Option<String>,
+    /// How its training goes; null if it trains nothing, and where jobs are listed.
+    pub(crate) course: Option<Course>,
 }
 
 impl Job {
@@ -90,6 +95,11 @@ impl Job {
     /// How many of its tasks went well.
     pub(crate) fn tasks_done(&self) -> usize {
         self.tasks.iter().filter(|task| task.state == "done").count()
+    }
+
+    /// `round 3/20`; `None` if it trains nothing.
+    pub(crate) fn rounds_done(&self) -> Option<String> {
+        self.rounds.map(|rounds| format!("round {}/{rounds}", self.round.unwrap_or(0)))
     }
 
     /// The nodes that its tasks are on or were on at last, each once.

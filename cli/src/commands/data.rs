@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use mesh_node::state::data::MAX_COPIES;
 
+use crate::answers::Dataset;
 use crate::context::Context;
 use crate::report::Outcome;
 use crate::value::{self, DataRef, Expected};
@@ -315,6 +316,16 @@ impl Verb {
     pub(crate) fn moves_data(&self) -> bool {
         matches!(self, Self::Push(_) | Self::Pull(_) | Self::Verify { .. })
     }
+}
+
+/// Fetches a version, into a directory.
+pub(super) async fn pull(pull: &Pull, context: &Context) -> Outcome {
+    carry::pull(pull, context).await
+}
+
+/// One version, and which node holds how much of it, as people see it on standard output.
+pub(super) fn shown(data: &Dataset) -> String {
+    show::text(data, show::Look::stdout())
 }
 
 pub(crate) async fn run(verb: &Verb, context: &Context) -> Outcome {

@@ -31,7 +31,8 @@ name the latest that is not over, or the latest. mesh jobs lists them; mesh subm
 const SHOW: &str = "\
 Examples:
   mesh job show mnist-cnn
-  mesh job show 1a2b --json | jq -r '.item.outputs[].ref'";
+  mesh job show 1a2b --json | jq -r '.item.outputs[].ref'
+  mesh job show 1a2b --json | jq '.item.course.participants[] | {party, standing, share}'";
 const RM: &str = "\
 Examples:
   mesh job rm 1a2b                          asks first

@@ -19,7 +19,7 @@ Examples:
   mesh jobs --json | jq -r '.items[] | select(.state == \"running\") | .id'
 
 States: waiting, asking (for consent), placed, fetching, running, stopping; then done, failed,
-stopped or lost. TASKS counts those that are done.";
+stopped or lost. TASKS counts those that are done; of a training, the rounds.";
 
 /// What `jobs` takes.
 #[derive(Debug, clap::Args)]
@@ -102,13 +102,18 @@ fn table(jobs: &[Job], now_ms: u64) -> Table {
             job.name.as_str().into(),
             Cell::new(&job.state, tint(&job.state)),
             job.class.as_str().into(),
-            format!("{}/{}", job.tasks_done(), job.tasks.len()).into(),
+            job.rounds_done().unwrap_or_else(|| tasks_done(job)).into(),
             job.nodes().join(", ").into(),
             age.into(),
             Cell::new(job.reason.as_deref().unwrap_or_default(), Tint::Faint),
         ]);
     }
     table
+}
+
+/// `1/3`.
+fn tasks_done(job: &Job) -> String {
+    format!("{}/{}", job.tasks_done(), job.tasks.len())
 }
 
 /// The colour of a job's or a task's state.
@@ -157,6 +162,16 @@ mod tests {
              91cc91cc  old                       failed   trial          0/0  -                 -  exit code 7\n"
         );
         assert_eq!(summary(&jobs()), "3 jobs · 1 running · 1 waiting · 1 failed");
+    }
+
+    #[test]
+    fn a_training_is_counted_in_rounds() {
+        let mut all = jobs();
+        (all[0].round, all[0].rounds) = (Some(3), Some(20));
+        (all[1].round, all[1].rounds) = (None, Some(5));
+        let text = table(&all, 0).render(None, Paint(false));
+        assert!(text.contains("  round 3/20  alpha"), "{text}");
+        assert!(text.contains("   round 0/5  -") && text.contains("         0/0  -"), "{text}");
     }
 
     #[test]

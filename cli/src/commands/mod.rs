@@ -24,9 +24,11 @@ pub(crate) mod jobs;
 pub(crate) mod join;
 pub(crate) mod leave;
 pub(crate) mod logs;
+pub(crate) mod model;
 pub(crate) mod node;
 pub(crate) mod nodes;
 pub(crate) mod party;
+pub(crate) mod plot;
 pub(crate) mod port;
 pub(crate) mod recover;
 pub(crate) mod request;
@@ -34,6 +36,7 @@ pub(crate) mod run;
 pub(crate) mod service;
 pub(crate) mod status;
 pub(crate) mod stop;
+pub(crate) mod stragglers;
 pub(crate) mod submit;
 pub(crate) mod ticket;
 pub(crate) mod train;
@@ -79,6 +82,9 @@ async fn ask(command: Command, context: &Context) -> Outcome {
         Command::Stop(stop) => stop::run(&stop, context).await,
         Command::Wait(wait) => wait::run(&wait, context).await,
         Command::Explain(explain) => explain::run(&explain, context).await,
+        Command::Stragglers(stragglers) => stragglers::run(&stragglers, context).await,
+        Command::Plot(plot) => plot::run(&plot, context).await,
+        Command::Model(verb) => model::run(&verb, context).await,
         Command::Ticket(verb) => ticket::run(&verb, context).await,
         Command::Party(verb) => party::run(&verb, context).await,
         Command::Request(verb) => request::run(&verb, context).await,

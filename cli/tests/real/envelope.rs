@@ -79,6 +79,7 @@ fn every_answer_says_how_fresh_it_is_unless_no_node_was_asked() {
         "data verify set",
         "data du",
         "data rm set --all --yes",
+        "model ls",
         "ticket new",
         "ticket ls",
         "party ls",

@@ -4,6 +4,7 @@ use crate::answers::{Job, plain};
 use crate::commands::jobs::tint;
 use crate::commands::status::warn_of_age;
 use crate::context::{Context, print, print_json};
+use crate::course;
 use crate::follow::words;
 use crate::report::Outcome;
 use crate::view::{
@@ -92,6 +93,7 @@ fn about(job: &Job, now_ms: u64) -> Vec<(&'static str, String)> {
         lines.push(("command", command(&group.command)));
     }
     lines.extend(words::outputs(job).into_iter().map(|line| ("output", line)));
+    lines.extend(job.course.iter().flat_map(course::facts));
     lines
 }
 
@@ -212,6 +214,25 @@ mod tests {
             "output       model of task 0 is model@2\n",
             "   0  worker 0  stopped  alpha        2     5m   5m     -  1 preemption\n",
             "   1  worker 1  failed   beta         3     5m   4m   137  killed: memory, 3 failures\n",
+        ] {
+            assert!(text.contains(part), "{part:?} is not in\n{text}");
+        }
+    }
+
+    #[test]
+    fn a_training_is_shown_with_its_round_its_metrics_and_its_participants() {
+        let job: Job = serde_json::from_value(json!({
+            "id": "1a2b3c4d".repeat(4), "name": "mnist", "state": "running", "round": 3, "rounds": 20,
+            "course": course::tests::three(),
+        }))
+        .unwrap();
+        let text = text(&job, None, Paint(false), 0);
+        for part in [
+            "rounds       3 of 20\n",
+            "metrics      accuracy 0.931, loss 0.21, f1 0.5 (round 3)\n",
+            "coordinator  alpha\n",
+            "participant  clinic-b on beta: slow, 30 % of the examples, 12s a round\n",
+            "participant  lab on gamma[2J: refused (its norm is 7e9)",
         ] {
             assert!(text.contains(part), "{part:?} is not in\n{text}");
         }

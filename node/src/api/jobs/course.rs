@@ -211,8 +211,14 @@ impl Look<'_> {
             Some(How::Lost) => (Standing::Dropped, Some("its node is gone".into())),
             Some(How::LeftOut) => (Standing::Dropped, Some("the training ended without it".into())),
             _ => {
-                let why = record.why.as_ref().map(ToString::to_string);
-                (standing(number, &self.course.records), why)
+                let standing = standing(number, &self.course.records);
+                let why = match standing {
+                    Standing::Dropped => {
+                        Some(format!("it missed the last {} rounds", record.missed_in_a_row))
+                    }
+                    _ => record.why.as_ref().map(ToString::to_string),
+                };
+                (standing, why)
             }
         }
     }
