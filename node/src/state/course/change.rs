@@ -74,9 +74,11 @@ impl Course {
                 record.missed_in_a_row = 0;
                 record.examples = record.examples.saturating_add(examples);
                 record.last = Some((fence, serial));
+                record.why = None;
             }
             CountedAs::Refused { fence, serial, why } => {
                 record.refused = record.refused.saturating_add(1);
+                record.missed_in_a_row = 0;
                 record.last = record.last.max(Some((fence, serial)));
                 record.why = Some(why);
             }
