@@ -22,7 +22,7 @@ pub(crate) use mesh_node::state::level::LEVEL;
 
 const EXAMPLES: &str = "\
 Examples:
-  mesh demo                       three nodes on this machine; the leader dies; look what happens
+  mesh demo                       three parties train on this machine; half way their leader dies
   mesh init                       the first machine of a mesh; prints a ticket
   mesh join mesh1-…               every other machine
   mesh nodes -w                   who is there, live
@@ -173,7 +173,7 @@ pub(crate) enum Command {
     /// Start this node with the machine: install
     #[command(subcommand, after_help = service::EXAMPLES)]
     Service(service::Verb),
-    /// See a whole mesh on this machine lose its leader and go on
+    /// See three parties on this machine train a model, lose their leader and go on
     #[command(after_help = demo::EXAMPLES)]
     Demo,
     /// Run a further command in a task

@@ -35,6 +35,7 @@ pub mod stream;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -42,7 +43,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use mesh_consensus::id::{JobId, NodeId};
 use tokio::sync::Notify;
 
-use crate::executor::Attempt;
+use crate::executor::{self, Attempt};
 use crate::job::Allotment;
 use crate::training::metrics::{self, Metrics, Sample};
 
@@ -205,6 +206,21 @@ impl Work {
 
 /// A gang, as one of its tasks sees it: where each is, by number, once that is known.
 pub(crate) type Gang = Vec<(NodeId, Option<std::net::SocketAddr>)>;
+
+/// Ends what the node of a directory has left running, and drops what its tasks had: for whoever removes that directory. The node
+/// itself must be gone. While what is returned is held, nothing of it begins again.
+pub async fn end_left(dir: &Path) -> Vec<File> {
+    let work = Work::new(dir);
+    let mut held = Vec::new();
+    for key in work.on_disk() {
+        let dir = work.dir(key);
+        let own = dir.clone();
+        let ended = tokio::task::spawn_blocking(move || executor::end_left(&own)).await;
+        held.extend(ended.ok().flatten());
+        attempt::clear(&dir).await;
+    }
+    held
+}
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)

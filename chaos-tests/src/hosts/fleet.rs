@@ -141,7 +141,18 @@ impl Fleet {
         let number = self.hosts.len();
         let host = self.host(number)?;
         let through = self.leader().context("there is no leader to join through")?;
-        host.join_as_party(&self.hosts[through].new_party()?)?;
+        let ticket = self.hosts[through].new_party()?;
+        // From the third party on, the others have to agree, while the newcomer waits.
+        std::thread::scope(|scope| {
+            let joins = scope.spawn(|| host.join_as_party(&ticket));
+            while !joins.is_finished() {
+                for other in &self.hosts {
+                    other.grant_all();
+                }
+                std::thread::sleep(std::time::Duration::from_millis(100));
+            }
+            joins.join().map_err(|_| anyhow::anyhow!("joining panicked"))?
+        })?;
         self.watch.add(host.client());
         self.hosts.push(host);
         let voters = target(self.hosts.len());

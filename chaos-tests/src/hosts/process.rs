@@ -180,6 +180,16 @@ impl Host {
         Ok(())
     }
 
+    /// Says yes to all that others ask of its party.
+    pub fn grant_all(&self) {
+        let Ok(said) = self.mesh(&["request", "ls", "--json"]) else { return };
+        let answer: serde_json::Value = serde_json::from_str(&said).unwrap_or_default();
+        for request in answer["items"].as_array().into_iter().flatten() {
+            let id = request["id"].to_string();
+            let _ = self.mesh(&["grant", id.trim_matches('"')]);
+        }
+    }
+
     /// Leaves for good.
     pub fn leave(&self) -> anyhow::Result<()> {
         self.may_end();

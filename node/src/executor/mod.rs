@@ -33,6 +33,7 @@ pub mod shim;
 mod tree;
 
 use std::collections::BTreeSet;
+use std::fs::File;
 use std::future::Future;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -614,6 +615,18 @@ impl Attempt {
             Kind::Gone(_) => Ok(()),
         }
     }
+}
+
+/// Ends the attempt in this directory, whose node is gone: for whoever removes the node with all that it had. While what is
+/// returned is held, it cannot begin again. A container is left alone. Blocks, for some seconds at the most.
+pub fn end_left(dir: &Path) -> Option<File> {
+    let mut record = Record::read(dir).ok().flatten()?;
+    if record.launch.image.is_some() {
+        return None;
+    }
+    // As it is called here.
+    record.launch.dir = dir.to_path_buf();
+    process::end(&record)
 }
 
 #[cfg(test)]

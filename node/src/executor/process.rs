@@ -25,6 +25,7 @@ use tokio::process::{Child, Command};
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 
+use super::cgroup::Group;
 use super::launch::{CONTROL, ERRORS, Ended, Exit, Ids, LOCK, LOG, ROOT, Record, TMP};
 use super::log::Stream;
 use super::session::{Control, Session, Size};
@@ -38,6 +39,8 @@ const STARTING: Duration = Duration::from_secs(20);
 const LOOK: Duration = Duration::from_millis(100);
 /// How long one that has just ended may hold its lock.
 const LETTING_GO: Duration = Duration::from_secs(2);
+/// How long a supervisor may take to end what it looks after: longer than it gives the killed to be gone.
+const ENDING: Duration = Duration::from_secs(7);
 /// Pieces of output that wait for their reader; then the program waits.
 const QUEUE_PIECES: usize = 16;
 /// How much is read at a time.
@@ -214,6 +217,43 @@ pub(super) fn close(record: &Record) -> Ended {
     }
 }
 
+/// Ends an attempt whose node is gone, with everything that it has started. While what is returned is held, a supervisor that was
+/// only just started does not begin; `None` if one could not be ended. Blocks, for some seconds at the most.
+pub(super) fn end(record: &Record) -> Option<File> {
+    let dir = &record.launch.dir;
+    let process = Process { record: record.clone(), program: PathBuf::new() };
+    let begun = crate::clock::steady();
+    let lock = loop {
+        match keeper(dir) {
+            Ok(Keeper::Nobody(lock)) => break Some(lock),
+            Ok(Keeper::Lives { .. }) if begun.elapsed() < ENDING => {
+                // One that does not listen is killed below.
+                let _ = process.order(Order::Kill);
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            _ => break None,
+        }
+    };
+    if lock.is_some() && matches!(Ended::read(dir), Ok(Some(_))) {
+        // Its supervisor has seen to the rest.
+        record.group.iter().for_each(Group::remove);
+        return lock;
+    }
+    if lock.is_none() {
+        // The lock is held, so the number is that of who holds it.
+        let pids: Vec<u32> = holder(dir).map(|(pid, _)| pid).into_iter().collect();
+        tree::signal(&pids, Signal::SIGKILL);
+    }
+    match &record.group {
+        Some(group) => {
+            group.kill();
+            group.remove();
+        }
+        None => tree::signal(&tree::marked(&record.launch.name), Signal::SIGKILL),
+    }
+    lock
+}
+
 /// The end of something of which nobody knows more.
 pub(super) fn lost(why: &str) -> Ended {
     let exit = Exit::Lost(why.to_owned());
@@ -356,6 +396,28 @@ mod tests {
         let ended = close(&record);
         assert!(matches!(&ended.exit, Exit::Lost(why) if why.contains("supervisor")));
         assert_eq!(close(&record), ended);
+    }
+
+    #[test]
+    fn what_a_gone_node_has_left_is_ended_and_kept_from_beginning() {
+        let temp = tempfile::tempdir().unwrap();
+        let mut launch = small(temp.path());
+        launch.name = format!("left-{}-1", std::process::id());
+        let mut task = std::process::Command::new("sleep");
+        let mut task =
+            task.arg("600").env(super::super::launch::MARK, &launch.name).spawn().unwrap();
+        let record = record(launch);
+        prepare(&record).unwrap();
+        // It may not have become `sleep` yet.
+        while tree::marked(&record.launch.name).is_empty() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let held = end(&record).expect("nobody looks after it");
+        assert!(!task.wait().unwrap().success());
+        let lock = || File::options().write(true).open(record.launch.dir.join(LOCK)).unwrap();
+        assert!(lock().try_lock().is_err());
+        drop(held);
+        assert!(lock().try_lock().is_ok());
     }
 
     #[test]

@@ -1,7 +1,11 @@
-//! What is seen of the three nodes: who is up, who leads, what happened when.
+//! What is seen of the three nodes and of their training: who is up, who leads, how far they are, what happened when.
 
+use std::collections::BTreeSet;
+
+use serde_json::{Value, json};
 use tokio::time::Instant;
 
+use super::course::{Course, Participant};
 use super::{event, millis};
 use crate::answers::Status;
 use crate::context::{print, print_json};
@@ -22,6 +26,8 @@ pub(super) enum Mode {
 #[derive(Debug, Clone, Default)]
 pub(super) struct Seen {
     pub(super) name: &'static str,
+    /// Whose it is.
+    pub(super) party: &'static str,
     /// It was killed, and has not come back.
     pub(super) is_killed: bool,
     /// What it said last; `None` before it starts and after it dies.
@@ -55,14 +61,41 @@ pub(super) struct Scene {
     began: Instant,
     pub(super) nodes: [Seen; 3],
     pub(super) events: Vec<Event>,
+    /// How the training goes; `None` before it was submitted.
+    pub(super) course: Option<Course>,
+    /// How many rounds there will be.
+    pub(super) rounds: u64,
+    /// The round that stood when the leader was killed.
+    pub(super) killed_at: Option<u64>,
     pub(super) failover_ms: Option<u64>,
+    /// Which share of the test set the last model recognises, once that was measured.
+    pub(super) accuracy: Option<f64>,
     pub(super) is_over: bool,
+    /// What was told of parties, once each: party and standing.
+    told: BTreeSet<(String, String)>,
 }
 
 impl Scene {
-    pub(super) fn new(mode: Mode, names: [&'static str; 3], began: Instant) -> Self {
-        let nodes = names.map(|name| Seen { name, ..Seen::default() });
-        Self { mode, began, nodes, events: Vec::new(), failover_ms: None, is_over: false }
+    /// Nothing was seen yet. Nodes have a name and a party.
+    pub(super) fn new(
+        mode: Mode,
+        nodes: [(&'static str, &'static str); 3],
+        rounds: u64,
+        began: Instant,
+    ) -> Self {
+        Self {
+            mode,
+            began,
+            nodes: nodes.map(|(name, party)| Seen { name, party, ..Seen::default() }),
+            events: Vec::new(),
+            course: None,
+            rounds,
+            killed_at: None,
+            failover_ms: None,
+            accuracy: None,
+            is_over: false,
+            told: BTreeSet::new(),
+        }
     }
 
     /// Whether somebody watches the picture.
@@ -81,6 +114,17 @@ impl Scene {
         node: Option<usize>,
         text: String,
     ) -> Result<(), Report> {
+        self.tells(kind, node, text, &[])
+    }
+
+    /// The same, with figures for those who read JSON.
+    fn tells(
+        &mut self,
+        kind: &'static str,
+        node: Option<usize>,
+        text: String,
+        figures: &[(&str, Value)],
+    ) -> Result<(), Report> {
         let at_ms = self.elapsed_ms();
         match self.mode {
             Mode::Picture => {}
@@ -88,7 +132,11 @@ impl Scene {
                 print(&format!("{:>7.2} s  {text}\n", at_ms as f64 / 1000.0))?;
             }
             Mode::Json => {
-                print_json(&event(kind, node.map(|at| self.nodes[at].name), at_ms, &text))?;
+                let mut event = event(kind, node.map(|at| self.nodes[at].name), at_ms, &text);
+                for (name, figure) in figures {
+                    event[*name] = figure.clone();
+                }
+                print_json(&event)?;
             }
         }
         self.events.push(Event { at_ms, kind, text });
@@ -113,9 +161,85 @@ impl Scene {
         Ok(())
     }
 
+    /// Takes in how the training goes, and tells what is new about it. A node that is behind another tells nothing new.
+    pub(super) fn followed(&mut self, course: Course) -> Result<(), Report> {
+        let before = self.course.take().unwrap_or_default();
+        if course.round < before.round || (before.verdict.is_some() && course.verdict.is_none()) {
+            self.course = Some(before);
+            return Ok(());
+        }
+        if let Some(now) = course.coordinator.clone()
+            && before.coordinator.as_ref() != Some(&now)
+        {
+            let at = self.nodes.iter().position(|node| node.name == now);
+            self.says("coordinator", at, format!("{now} coordinates the training"))?;
+        }
+        let last = before.curve.last().map(|point| point.round);
+        for point in course.curve.iter().filter(|point| last.is_none_or(|last| point.round > last))
+        {
+            let (round, all, accuracy) = (point.round, self.rounds, point.accuracy());
+            let worth = accuracy.map(|share| format!(", accuracy {}", percent(share)));
+            let text = format!("round {round} of {all}{}", worth.unwrap_or_default());
+            let figures = [("round", json!(round)), ("accuracy", json!(accuracy))];
+            self.tells("round", None, text, &figures)?;
+        }
+        for one in &course.participants {
+            self.judged(one)?;
+        }
+        self.course = Some(course);
+        Ok(())
+    }
+
+    /// Tells how a party stands, once for each way to stand.
+    fn judged(&mut self, one: &Participant) -> Result<(), Report> {
+        let party = &one.party;
+        let text = match one.standing.as_str() {
+            "slow" => format!("{party} is slow: {} ms a round", one.whole_ms()),
+            "late" => format!("updates of {party} come late, and count less"),
+            "dropped" => format!("rounds do not wait for {party} any longer"),
+            "refused" => format!("an update of {party} is refused"),
+            // Only of one who was away is it worth saying.
+            "good" if self.told.contains(&(party.clone(), "dropped".into())) => {
+                format!("{party} takes part again")
+            }
+            _ => return Ok(()),
+        };
+        if !self.told.insert((party.clone(), one.standing.clone())) {
+            return Ok(());
+        }
+        let at = self.nodes.iter().position(|node| node.party == party);
+        self.tells("standing", at, text, &[("standing", json!(one.standing))])
+    }
+
+    /// How many rounds are in the model that stands.
+    pub(super) fn committed(&self) -> Option<u64> {
+        self.course.as_ref()?.round
+    }
+
+    /// Whether so many rounds are committed: that many, or why there will never be.
+    pub(super) fn reached(&self, round: u64) -> Option<Result<u64, String>> {
+        match (self.committed(), self.course.as_ref()?.ending()) {
+            (Some(committed), _) if committed >= round => Some(Ok(committed)),
+            (_, Some(Err(why))) => Some(Err(why)),
+            (_, Some(Ok(()))) => Some(Err(format!("it ended before round {round}"))),
+            (_, None) => None,
+        }
+    }
+
+    /// How the training ended, if it has.
+    pub(super) fn ended(&self) -> Option<Result<(), String>> {
+        self.course.as_ref()?.ending()
+    }
+
+    /// The accuracy that was last measured, by all parties together.
+    pub(super) fn last_accuracy(&self) -> Option<f64> {
+        self.course.as_ref()?.curve.iter().rev().find_map(super::course::Point::accuracy)
+    }
+
     pub(super) fn killed(&mut self, at: usize) {
         self.nodes[at].is_killed = true;
         self.nodes[at].status = None;
+        self.killed_at = self.committed();
     }
 
     pub(super) fn failover(&mut self, ms: u64) {
@@ -161,12 +285,22 @@ impl Scene {
 
     /// What is seen, in a line.
     pub(super) fn in_words(&self) -> String {
-        self.nodes
-            .iter()
-            .map(|node| format!("{}: {}", node.name, node.part()))
-            .collect::<Vec<_>>()
-            .join(", ")
+        let nodes = self.nodes.iter().map(|node| format!("{}: {}", node.name, node.part()));
+        let mut parts: Vec<String> = nodes.collect();
+        if let Some(course) = &self.course {
+            parts.push(match course.round {
+                Some(round) => format!("round {round} of {}", self.rounds),
+                None => "no round yet".into(),
+            });
+            parts.extend(course.reason.clone());
+        }
+        parts.join(", ")
     }
+}
+
+/// `96.5 %`.
+pub(super) fn percent(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
 }
 
 fn with_article(role: &str) -> String {
@@ -191,7 +325,8 @@ pub(super) mod tests {
     }
 
     pub(in super::super) fn scene(statuses: [Option<Status>; 3]) -> Scene {
-        let mut scene = Scene::new(Mode::Picture, ["a", "b", "c"], Instant::now());
+        let nodes = [("a", "p"), ("b", "q"), ("c", "r")];
+        let mut scene = Scene::new(Mode::Picture, nodes, 8, Instant::now());
         for (at, status) in statuses.into_iter().enumerate() {
             scene.looked(at, status).unwrap();
         }
@@ -226,5 +361,67 @@ pub(super) mod tests {
         scene.looked(0, Some(status("a", "a", 1, 2))).unwrap();
         let told: Vec<&str> = scene.events.iter().map(|event| event.text.as_str()).collect();
         assert_eq!(told, ["a leads in term 1"]);
+    }
+
+    /// A training of which so many rounds stand, `q` being as it is said to be.
+    pub(in super::super) fn course(round: u64, standing: &str) -> Course {
+        let one = |party: &str, standing: &str, compute_ms| Participant {
+            party: party.into(),
+            standing: standing.into(),
+            compute_ms: Some(compute_ms),
+            taken: round,
+            ..Participant::default()
+        };
+        let point = |round: u64| super::super::course::Point {
+            round,
+            metrics: [("accuracy".to_owned(), 0.8 + round as f64 / 100.0)].into(),
+        };
+        Course {
+            coordinator: Some("b".into()),
+            round: Some(round),
+            participants: vec![one("p", "good", 100), one("q", standing, 400)],
+            curve: (1..=round).map(point).collect(),
+            ..Course::default()
+        }
+    }
+
+    fn told(scene: &Scene) -> Vec<&str> {
+        scene.events.iter().map(|event| event.text.as_str()).collect()
+    }
+
+    #[test]
+    fn each_round_and_each_standing_is_told_once() {
+        let mut scene = scene([None, None, None]);
+        scene.followed(course(1, "good")).unwrap();
+        for _ in 0..2 {
+            scene.followed(course(3, "slow")).unwrap();
+        }
+        // Of a node that is behind.
+        scene.followed(course(2, "dropped")).unwrap();
+        let want = [
+            "b coordinates the training",
+            "round 1 of 8, accuracy 81.0 %",
+            "round 2 of 8, accuracy 82.0 %",
+            "round 3 of 8, accuracy 83.0 %",
+            "q is slow: 400 ms a round",
+        ];
+        assert_eq!(told(&scene), want);
+        let accuracy = scene.last_accuracy().map(percent);
+        assert_eq!((scene.committed(), accuracy.as_deref()), (Some(3), Some("83.0 %")));
+        scene.followed(course(4, "dropped")).unwrap();
+        scene.followed(course(5, "good")).unwrap();
+        assert_eq!(told(&scene).last(), Some(&"q takes part again"));
+    }
+
+    #[test]
+    fn who_waits_for_a_round_hears_that_it_never_comes() {
+        let mut scene = scene([None, None, None]);
+        assert_eq!(scene.reached(1), None);
+        scene.followed(course(2, "good")).unwrap();
+        assert_eq!((scene.reached(2), scene.reached(3)), (Some(Ok(2)), None));
+        let over = Course { is_final: true, reason: Some("why".into()), ..course(2, "good") };
+        scene.followed(over).unwrap();
+        assert_eq!(scene.reached(3), Some(Err("why".into())));
+        assert_eq!(scene.reached(2), Some(Ok(2)));
     }
 }

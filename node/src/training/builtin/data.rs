@@ -9,6 +9,9 @@
 //! Bytes become numbers from 0 to 1; other numbers stay as they are. What is held back for measuring is `t10k-…`, `x-test.npy`
 //! and `y-test.npy`, or `test.csv`; where there is none, every tenth example.
 //!
+//! A file `slowdown` beside them holds a number from 1 to 1000: whoever trains on this data takes so many times as long. So one
+//! party of several can be slow, to try out what becomes of it.
+//!
 //! A length in a file is compared with the bytes that are there before anything is allocated for it.
 
 mod csv;
@@ -20,6 +23,8 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+pub use inflate::gunzip;
+
 use super::shape::{Input, MAX_CLASSES};
 
 /// The largest file that is read, also after it was unpacked.
@@ -28,6 +33,8 @@ pub const MAX_FILE_BYTES: u64 = 1 << 30;
 pub const MAX_VALUES: usize = 1 << 28;
 /// The most names in a directory that are looked at.
 const MAX_NAMES: usize = 10_000;
+/// How slow whoever trains on the data is to be: the file's name, and the most bytes of it.
+const SLOWDOWN: (&str, u64) = ("slowdown", 64);
 /// MNIST and its like have ten classes, whatever of them one party has.
 const IDX_CLASSES: usize = 10;
 
@@ -218,6 +225,22 @@ pub fn read(dir: &Path, reading: Reading) -> Result<Sets, DataError> {
     let classes = train.classes.max(held.classes);
     (train.classes, held.classes) = (classes, classes);
     Ok(Sets { train, held })
+}
+
+/// How many times as long training takes on this data as it could: 1, if nobody has said otherwise.
+pub fn slowdown(dir: &Path) -> Result<f64, DataError> {
+    let (name, most) = SLOWDOWN;
+    let path = dir.join(name);
+    let mut text = String::new();
+    match File::open(&path).and_then(|file| file.take(most).read_to_string(&mut text)) {
+        Ok(_) => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(1.0),
+        Err(source) => return Err(DataError::Read { path, source }),
+    }
+    let factor: Option<f64> = text.trim().parse().ok();
+    let factor = factor.filter(|factor| (1.0..=1000.0).contains(factor));
+    let flaw = Flaw::Header("it holds no number from 1 to 1000");
+    factor.ok_or(DataError::Flaw { path, source: flaw })
 }
 
 /// What is there to train on, and what was held back by whoever made it.

@@ -143,6 +143,8 @@ pub fn take_part(
     let sgd = Sgd { mu, ..settings.sgd };
     // Parties with the same data and seed would otherwise walk through it side by side.
     let seed = settings.seed.wrapping_add(u64::from(joined.task));
+    let slowdown = settings.slowdown.max(data::slowdown(&places.data)?);
+    let settings = &Settings { slowdown, ..settings.clone() };
     let Sets { train, held } = read(settings, &places.data)?;
     let mut net = None;
     let mut after = None;
@@ -321,6 +323,7 @@ fn train_round(
     progress: &mut dyn FnMut(f64) -> Result<(), TrainError>,
 ) -> Result<(f64, f64), TrainError> {
     let settings = orders.settings;
+    let sgd = Sgd { lr: sgd.lr * faded(settings.fade, orders.round), ..sgd };
     let began = steady();
     let (mut told, mut done, mut loss) = (began, 0, 0.0);
     let all = orders.count() as f64;
@@ -343,6 +346,11 @@ fn train_round(
 /// How long to do nothing after so much work, so that it takes `slowdown` times as long: 1 or more.
 fn idle(worked: Duration, slowdown: f64) -> Duration {
     Duration::try_from_secs_f64(worked.as_secs_f64() * (slowdown - 1.0)).unwrap_or_default()
+}
+
+/// What is left of the rate in a round.
+fn faded(fade: f32, round: u32) -> f32 {
+    fade.powi(i32::try_from(round).unwrap_or(i32::MAX))
 }
 
 /// Which examples a round trains on, and in which order: hangs on nothing but what stands here, so that a worker which was

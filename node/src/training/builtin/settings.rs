@@ -18,6 +18,9 @@ pub struct Settings {
     pub kind: Kind,
     /// How a step is made. `mu` is the strategy's, and not a parameter.
     pub sgd: Sgd,
+    /// The rate of a round is this share of that of the one before; 1 for the same. Towards the end smaller steps count: those
+    /// of parties whose data differ pull the model to and fro.
+    pub fade: f32,
     /// Examples in a step.
     pub batch: usize,
     /// How often a round goes through its examples.
@@ -93,6 +96,9 @@ impl Settings {
         Ok(Self {
             kind,
             sgd,
+            fade: from.get("fade", 1.0, "a number above 0, 1 at the most", |text| {
+                real(text).filter(|fade| *fade > 0.0 && *fade <= 1.0)
+            })?,
             batch: from.count("batch", 32, 1)?,
             epochs: from.count("epochs", 1, 1)?,
             images: from.count("images", 0, 0)?,
@@ -213,6 +219,7 @@ mod tests {
         let settings = read("mlp", &set).unwrap();
         assert_eq!(settings.kind, Kind::Mlp { hidden: vec![256, 128] });
         assert_eq!((settings.sgd.lr, settings.images, settings.seed), (0.05, 2000, 7));
+        assert_eq!(read("mlp", &[("FADE", "0.95")]).unwrap().fade, 0.95);
         let settings = read("logistic", &[("DATA", "x-ray.2"), ("CLASSES", "3")]).unwrap();
         assert_eq!(settings.data_variable(), "MESH_DATA_X_RAY_2");
         assert_eq!(settings.classes, Some(3));
@@ -228,6 +235,8 @@ mod tests {
             ("LR", "fast"),
             ("MOMENTUM", "1"),
             ("DECAY", "-1"),
+            ("FADE", "0"),
+            ("FADE", "1.01"),
             ("BATCH", "0"),
             ("BATCH", "16777217"),
             ("EPOCHS", "1.5"),

@@ -43,7 +43,7 @@ const LENGTHS: [(u16, u8); 29] = [
 const DISTANCES: usize = 30;
 
 /// What is in one file of gzip: `most` bytes at the most.
-pub(super) fn gunzip(bytes: &[u8], most: usize) -> Result<Vec<u8>, Flaw> {
+pub fn gunzip(bytes: &[u8], most: usize) -> Result<Vec<u8>, Flaw> {
     let body = header(bytes).ok_or(Flaw::Begin("a file of gzip"))?;
     let mut bits = Bits { bytes: body, at: 0, held: 0, count: 0 };
     let mut out = Out { bytes: Vec::new(), most };

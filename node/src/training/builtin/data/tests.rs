@@ -240,3 +240,13 @@ fn a_directory_without_data_or_with_too_much_of_it_says_so() {
     let error = read(files.path(), Reading::default()).unwrap_err();
     assert!(matches!(error, DataError::Flaw { source: Flaw::Large, .. }), "{error}");
 }
+
+#[test]
+fn data_may_say_how_slow_its_party_is_and_what_is_no_number_is_refused() {
+    assert_eq!(slowdown(dir(&[]).path()).unwrap(), 1.0);
+    assert_eq!(slowdown(dir(&[("slowdown", b" 3.5\n")]).path()).unwrap(), 3.5);
+    for text in ["", "0.5", "1001", "NaN", "slow"] {
+        let found = slowdown(dir(&[("slowdown", text.as_bytes())]).path());
+        assert!(matches!(found, Err(DataError::Flaw { .. })), "{text}: {found:?}");
+    }
+}

@@ -204,3 +204,10 @@ fn who_is_slow_on_purpose_takes_so_much_longer() {
     alone(&slow, data.path(), None, &mut |told| seconds = told.seconds).unwrap();
     assert!(seconds > 0.002, "{seconds}");
 }
+
+#[test]
+fn the_rate_fades_from_round_to_round() {
+    assert_eq!(faded(1.0, 1_000_000), 1.0);
+    assert_eq!((faded(0.5, 0), faded(0.5, 3)), (1.0, 0.125));
+    assert_eq!(faded(0.5, u32::MAX), 0.0);
+}
