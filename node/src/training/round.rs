@@ -109,10 +109,14 @@ pub fn decide(
     let answered = pool.iter().filter(|task| judged.is_here(task)).count();
     let awaited =
         pool.iter().filter(|task| !judged.is_here(task) && active.contains(*task)).count();
+    // One that is not waited for fills nobody's place: else the round would close without those who are.
+    let is_dropped = |task: &&u32| course.records.get(*task).is_some_and(straggler::is_dropped);
+    let live: Vec<&u32> = pool.iter().filter(|task| !is_dropped(task)).collect();
     let wanted = wanted.min(pool.len());
     let is_full = match buffer(spec) {
         Some(buffer) => judged.good.len() >= buffer || answered == pool.len(),
-        None => answered >= wanted,
+        None if live.is_empty() => answered >= wanted,
+        None => live.iter().filter(|task| judged.is_here(task)).count() >= wanted.min(live.len()),
     };
     let grace = if open.deadline_ms.is_some() { GRACE_MS } else { LONG_GRACE_MS };
     let times = [open.deadline_ms, (awaited == 0).then_some(grace)];
@@ -167,28 +171,7 @@ pub fn after(
 ) -> BTreeMap<u32, Record> {
     let mut records = records.clone();
     for one in counted {
-        let record = records.entry(one.task).or_default();
-        match &one.how {
-            CountedAs::Taken { fence, serial, base, examples, .. } => {
-                record.taken = record.taken.saturating_add(1);
-                record.late = record.late.saturating_add(u32::from(base.saturating_add(1) < round));
-                record.examples = record.examples.saturating_add(*examples);
-                record.missed_in_a_row = 0;
-                record.last = Some((*fence, *serial));
-            }
-            CountedAs::Refused { fence, serial, why } => {
-                record.refused = record.refused.saturating_add(1);
-                record.last = record.last.max(Some((*fence, *serial)));
-                record.why = Some(why.clone());
-            }
-            CountedAs::Missed => {
-                record.missed = record.missed.saturating_add(1);
-                record.missed_in_a_row = record.missed_in_a_row.saturating_add(1);
-            }
-        }
-        if let Some(times) = one.times {
-            record.times = times;
-        }
+        records.entry(one.task).or_default().count(round, one);
     }
     records
 }

@@ -87,7 +87,7 @@ trainer = "mlp"
 [params]
 lr = 0.05
 momentum = 0.9
-fade = 0.95
+fade = 0.975
 batch = 32
 images = 3000
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use mesh_consensus::id::NodeId;
 use mesh_consensus::time::Time;
 
-use super::{Counted, CountedAs, Course, CourseRound, MAX_POINTS, Open, Point, Verdict};
+use super::{Counted, CountedAs, Course, CourseRound, MAX_POINTS, Open, Point, Record, Verdict};
 
 /// When a lease ends that is given now.
 pub(super) fn end_of(now: Time, ms: u32) -> Time {
@@ -22,7 +22,7 @@ impl Course {
         self.renew(now);
         if let Some(model) = model {
             for one in counted {
-                self.count(model.round, one);
+                self.count(model.round, &one);
             }
             self.curve.push(Point { round: model.round, at: now, metrics });
             thin(&mut self.curve);
@@ -63,28 +63,35 @@ impl Course {
     }
 
     /// What came of a participant in a round.
-    fn count(&mut self, round: u32, one: Counted) {
-        let Counted { task, how, times } = one;
-        let record = self.records.entry(task).or_default();
-        record.times = times.unwrap_or(record.times);
-        match how {
+    fn count(&mut self, round: u32, one: &Counted) {
+        self.records.entry(one.task).or_default().count(round, one);
+    }
+}
+
+impl Record {
+    /// What came of it in a round. The first model is nobody's contribution: it is there to begin with, and costs no budget.
+    pub fn count(&mut self, round: u32, one: &Counted) {
+        self.times = one.times.unwrap_or(self.times);
+        match &one.how {
             CountedAs::Taken { fence, serial, base, examples, .. } => {
-                record.taken = record.taken.saturating_add(1);
-                record.late = record.late.saturating_add(u32::from(base.saturating_add(1) < round));
-                record.missed_in_a_row = 0;
-                record.examples = record.examples.saturating_add(examples);
-                record.last = Some((fence, serial));
-                record.why = None;
+                if round > 0 {
+                    self.taken = self.taken.saturating_add(1);
+                    self.examples = self.examples.saturating_add(*examples);
+                }
+                self.late = self.late.saturating_add(u32::from(base.saturating_add(1) < round));
+                self.missed_in_a_row = 0;
+                self.last = Some((*fence, *serial));
+                self.why = None;
             }
             CountedAs::Refused { fence, serial, why } => {
-                record.refused = record.refused.saturating_add(1);
-                record.missed_in_a_row = 0;
-                record.last = record.last.max(Some((fence, serial)));
-                record.why = Some(why);
+                self.refused = self.refused.saturating_add(1);
+                self.missed_in_a_row = 0;
+                self.last = self.last.max(Some((*fence, *serial)));
+                self.why = Some(why.clone());
             }
             CountedAs::Missed => {
-                record.missed = record.missed.saturating_add(1);
-                record.missed_in_a_row = record.missed_in_a_row.saturating_add(1);
+                self.missed = self.missed.saturating_add(1);
+                self.missed_in_a_row = self.missed_in_a_row.saturating_add(1);
             }
         }
     }

@@ -588,3 +588,13 @@ fn random_arrivals_never_count_twice_and_their_order_does_not_matter() {
     }
     assert!(closed > 200, "{closed}");
 }
+
+#[test]
+fn one_that_is_not_waited_for_fills_nobodys_place() {
+    let (spec, mut course) = (spec(), course(9, 4));
+    course.records.entry(3).or_default().missed_in_a_row = 1;
+    let without = heard(vec![arrival(9, 0), arrival(9, 1), arrival(9, 3)]);
+    assert!(matches!(ask(&spec, &course, 3, &without, 10), Move::Wait { .. }));
+    let with = heard(vec![arrival(9, 0), arrival(9, 1), arrival(9, 2)]);
+    assert_eq!(sum(ask(&spec, &course, 3, &with, 10)).parts.len(), 3);
+}
