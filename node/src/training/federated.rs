@@ -121,9 +121,7 @@ pub async fn run(handle: Handle) {
                     }
                     Turn::Claim { at } if at > now => next = next.min(at.since(now)),
                     Turn::Claim { .. } => {
-                        if !claims.contains_key(&job) {
-                            claims.insert(job, tasks.spawn(take(handle.clone(), job)));
-                        }
+                        claims.entry(job).or_insert_with(|| tasks.spawn(take(handle.clone(), job)));
                     }
                     Turn::Rest => {}
                 }

@@ -60,11 +60,14 @@ struct Inner {
 struct Held {
     jobs: BTreeMap<JobId, Known>,
     /// The oldest first.
-    latest: VecDeque<((JobId, Hash), Arc<Vec<u8>>)>,
+    latest: VecDeque<(Spot, Arc<Vec<u8>>)>,
     latest_bytes: usize,
     /// What somebody may still have in use.
-    lent: BTreeMap<(JobId, Hash), Weak<Vec<u8>>>,
+    lent: BTreeMap<Spot, Weak<Vec<u8>>>,
 }
+
+/// A piece of a job.
+type Spot = (JobId, Hash);
 
 /// What is known of a job's pieces.
 #[derive(Default)]

@@ -49,10 +49,7 @@ pub(super) fn round(job: &Job) -> Option<u32> {
 
 /// How many rounds there will be, if it trains.
 pub(super) fn rounds(job: &Job) -> Option<u32> {
-    match &job.spec.training {
-        Some(Training::Federated(asked)) => Some(asked.rounds),
-        None => None,
-    }
+    job.spec.training.as_ref().map(|Training::Federated(asked)| asked.rounds)
 }
 
 /// All of it; `None` if the job trains nothing.
