@@ -74,6 +74,10 @@ const LOOK: Duration = Duration::from_secs(10);
 const DRAINING: Duration = Duration::from_secs(5);
 /// Lines that are written at one go.
 const LINES: usize = 256;
+/// First words of a stream are fewer: they are numbered within a millisecond.
+const MAX_SAID: u64 = 1_000_000;
+/// A container takes longer to start, and no line of its log is older than its start by so much.
+const STARTING_NANOS: u64 = 10_000_000;
 /// Where the daemon cuts a line.
 const MAX_LINE: usize = 16 << 10;
 /// Pieces of output that wait for their reader; then the command waits.
@@ -356,7 +360,7 @@ impl Docker {
         let options = AttachContainerOptionsBuilder::new().stream(true).stdout(true).stderr(true);
         let at = now().0.saturating_mul(1_000_000);
         let attached = self.api.attach_container(name, Some(options.build())).await.ok()?;
-        Some(FirstWords { output: attached.output, at, begun: Default::default() })
+        Some(FirstWords { output: attached.output, at, said: [0; 2], begun: Default::default() })
     }
 
     /// Waits until a container does not run any more. An error is why it is lost.
@@ -395,6 +399,12 @@ impl Docker {
         let mut writer = Writer::open(dir, rotation)?;
         // So many lines of each stream were written before the log came to them.
         let mut known = [0u64; 2];
+        if first.is_none()
+            && let Ok(state) = self.state(name).await
+        {
+            let started = nanos(state.started_at.as_deref());
+            known = last.map(|last| words_before(last, started));
+        }
         loop {
             // Whole seconds only; and the two streams may have come a little out of order.
             let seconds = (last[0].max(last[1]) / 1_000_000_000).saturating_sub(2);
@@ -448,8 +458,11 @@ impl Docker {
 /// What a container says before its log can be followed.
 struct FirstWords {
     output: Pin<Box<dyn futures::Stream<Item = Result<LogOutput, Error>> + Send>>,
-    /// Lines are given the moment before the start: so whoever comes after a crash takes none of the log's for known.
+    /// The moment before the start, in nanoseconds, and whole milliseconds: a line is given this and its number, so that
+    /// whoever comes after a crash knows how many there were. See [`words_before`].
     at: u64,
+    /// How many there were, of each stream.
+    said: [u64; 2],
     /// The line that has begun, of each stream.
     begun: [Vec<u8>; 2],
 }
@@ -478,12 +491,23 @@ async fn next_words(first: &mut Option<FirstWords>) -> Vec<(Stream, u64, Vec<u8>
             *first = None;
             return whole;
         }
-        whole.push((stream, words.at, line));
+        let said = &mut words.said[usize::from(stream == Stream::Err)];
+        *said += 1;
+        whole.push((stream, words.at + *said, line));
+        if *said + 1 == MAX_SAID {
+            *first = None;
+            return whole;
+        }
     }
     if begun.len() >= MAX_LINE {
         *first = None;
     }
     whole
+}
+
+/// How many first words of a stream are in a log, by the time of its last line: from before the start of its container, or not.
+fn words_before(last: u64, started: u64) -> u64 {
+    if last.saturating_add(STARTING_NANOS) < started { last % MAX_SAID } else { 0 }
 }
 
 /// A container that was started or found again.
@@ -982,9 +1006,12 @@ fn dated(line: &LogOutput) -> Option<(Stream, u64, &[u8], bool)> {
 
 /// A date of the daemon in milliseconds since 1970; 0 for none.
 fn millis(date: Option<&str>) -> u64 {
+    nanos(date) / 1_000_000
+}
+
+fn nanos(date: Option<&str>) -> u64 {
     let date = date.and_then(|date| OffsetDateTime::parse(date, &Rfc3339).ok());
-    let nanos = date.map_or(0, OffsetDateTime::unix_timestamp_nanos);
-    u64::try_from(nanos / 1_000_000).unwrap_or(0)
+    u64::try_from(date.map_or(0, OffsetDateTime::unix_timestamp_nanos)).unwrap_or(0)
 }
 
 /// The number of a user in a tar file that holds `/etc/passwd`.

@@ -251,8 +251,9 @@ mod tests {
         scene.seat_voters(&[1]);
         let mut spec = jobs::spec("train", 1);
         let group = spec.groups[0].clone();
-        spec.groups =
-            ["p1", "p2"].map(|label| Group { name: name(label), ..group.clone() }).to_vec();
+        spec.groups = ["p1", "p2"]
+            .map(|label| Group { name: name(label), party: Some(name(label)), ..group.clone() })
+            .to_vec();
         spec.training = Some(Training::Federated(Federated {
             rounds: 5,
             strategy: Strategy::FedAvg { rate: real(1.0) },

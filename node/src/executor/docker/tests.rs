@@ -95,3 +95,13 @@ fn the_daemons_words_are_understood() {
     assert!(matches!(said(500, gpu), DockerError::NoGpus));
     assert!(matches!(said(400, "bad"), DockerError::Refused(words) if words == "bad"));
 }
+
+#[test]
+fn first_words_are_counted_by_the_time_of_the_last() {
+    let started = 1_700_000_000_500_000_123;
+    let before = 1_700_000_000_300_000_000;
+    assert_eq!(words_before(before + 3, started), 3);
+    assert_eq!(words_before(started + 5, started), 0, "a line of the log");
+    assert_eq!(words_before(started - 1_000, started), 0, "the daemon's clock, to a hair");
+    assert_eq!(words_before(0, started), 0);
+}

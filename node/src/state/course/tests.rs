@@ -41,7 +41,8 @@ fn real(number: f64) -> Real {
 fn spec(participants: &[&str], rounds: u32) -> JobSpec {
     let mut spec = jobs_tests::spec("train", 1);
     let group = spec.groups[0].clone();
-    let named = |label: &&str| Group { name: name(label), ..group.clone() };
+    let named =
+        |label: &&str| Group { name: name(label), party: Some(name(label)), ..group.clone() };
     spec.groups = participants.iter().map(named).collect();
     spec.training = Some(Training::Federated(Federated {
         rounds,

@@ -6,7 +6,7 @@ use mesh_consensus::id::NodeId;
 use mesh_consensus::time::Time;
 
 use super::view::Seen;
-use crate::job::training::Strategy;
+use crate::job::training::{Select, Strategy};
 use crate::state::course::{Model, Open, Record};
 use crate::training::straggler::{self, Choice};
 
@@ -50,6 +50,10 @@ pub(super) fn next(
         selected.insert(task);
     }
     let wanted = wanted.max(needed).min(selected.len());
+    // Whoever comes back meanwhile may still take part, and is not waited for. Budgets are charged for all who are selected.
+    if round > 0 && seen.asked.select == Select::All && seen.asked.privacy.is_none() {
+        selected.extend(seen.present());
+    }
     let shards = model.map_or(1, |model| model.weights.len());
     let before: &[NodeId] = match &seen.course.open {
         Some(open) => &open.aggregators,
@@ -109,7 +113,7 @@ pub(super) fn seconds(seen: &Seen, there: There<'_>) -> Vec<NodeId> {
 mod tests {
     use super::super::view::tests::{model, node, seen};
     use super::*;
-    use crate::job::training::{Real, Select};
+    use crate::job::training::Real;
 
     fn set(nodes: &[u8]) -> BTreeSet<NodeId> {
         nodes.iter().map(|n| node(*n)).collect()
@@ -130,7 +134,7 @@ mod tests {
         assert_eq!((open.round, open.selected, wanted), (5, BTreeSet::from([0, 1, 2]), 3));
         assert_eq!(open.aggregators, [node(1), node(2)]);
         let (open, wanted) = next_of(&seen, &[3], &[1, 2]).unwrap();
-        assert_eq!((open.selected, wanted), (BTreeSet::from([0, 1]), 2));
+        assert_eq!((open.selected, wanted), (BTreeSet::from([0, 1, 2]), 2), "it may come back");
         // Too few of them: then all that may come.
         let (open, _) = next_of(&seen, &[2, 3], &[1, 2]).unwrap();
         assert_eq!(open.selected, BTreeSet::from([0, 1, 2]));
