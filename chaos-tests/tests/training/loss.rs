@@ -155,7 +155,7 @@ fn training_outlives_its_coordinator_the_leader_and_any_participant() {
     for number in 0..if long() { TRIALS } else { VICTIMS.len() } {
         let (victim, after) = match long() {
             true => (VICTIMS[random.usize(..VICTIMS.len())], random.u64(..HELD - 2)),
-            false => (VICTIMS[number], 2),
+            false => (VICTIMS[number % VICTIMS.len()], 2),
         };
         let whole = random.bool();
         survives(&mut field, &Trial { name: format!("trial-{number}"), victim, after, whole });
