@@ -252,7 +252,7 @@ mod tests {
         let mut spec = jobs::spec("train", 1);
         let group = spec.groups[0].clone();
         spec.groups = ["p1", "p2"]
-            .map(|label| Group { name: name(label), party: Some(name(label)), ..group.clone() })
+            .map(|label| Group { name: name(label), party: Some(name("p1")), ..group.clone() })
             .to_vec();
         spec.training = Some(Training::Federated(Federated {
             rounds: 5,

@@ -117,7 +117,9 @@ pub(crate) fn any_job_act(random: &mut fastrand::Rng, party: PartyId) -> Act {
                 spec
             };
             spec.retry.attempts = random.u32(0..3);
-            spec.checkpoint = Some(Checkpoint { path: "ckpt".into(), every_ms: 1000 });
+            if spec.training.is_none() {
+                spec.checkpoint = Some(Checkpoint { path: "ckpt".into(), every_ms: 1000 });
+            }
             if random.u8(0..3) == 0 {
                 spec.after.push(job(random.u8(1..4)));
             }

@@ -254,7 +254,12 @@ fn a_snapshot_with_a_course_that_cannot_be_is_damaged() {
         assert_eq!(broken.facts.flaw(), None);
         change(&mut broken.facts);
         let halt = State::blank(LEVEL).restore(&broken.snapshot()).unwrap_err();
-        let flaws = ["a training is not one", "a budget is not one, or there are too many"];
+        // What a spec cannot say makes no job.
+        let flaws = [
+            "a training is not one",
+            "a budget is not one, or there are too many",
+            "a job is not one",
+        ];
         assert!(
             matches!(&halt, Halt::Damaged(flaw) if flaws.contains(&flaw.as_str())),
             "{place}: {halt}"
