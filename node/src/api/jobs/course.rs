@@ -330,7 +330,7 @@ mod tests {
         let two =
             vec![taken(&scene, 0, 1, 30), Counted { task: 1, how: CountedAs::Missed, times: None }];
         go_on(&mut scene, Some(1), two, 2);
-        let three = vec![taken(&scene, 0, 2, 0), taken(&scene, 1, 2, 20)];
+        let three = vec![taken(&scene, 0, 2, 30), taken(&scene, 1, 2, 20)];
         go_on(&mut scene, Some(2), three, 3);
 
         let now = shown(&scene);
@@ -345,7 +345,7 @@ mod tests {
         let (one, two) = (&now["participants"][0], &now["participants"][1]);
         assert_eq!(
             (&one["party"], &one["task"], &one["taken"]),
-            (&json!("p1"), &json!(0), &json!(3))
+            (&json!("p1"), &json!(0), &json!(2))
         );
         assert_eq!((&one["examples"], &one["share"]), (&json!(60), &json!(0.75)));
         assert_eq!((&two["missed"], &two["share"]), (&json!(1), &json!(0.25)));
