@@ -12,7 +12,7 @@ const FIRST: [&str; 2] = ["accuracy", "loss"];
 pub(crate) fn in_order<'a>(names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     let mut names: Vec<&str> = names.collect();
     let place = |name: &str| FIRST.iter().position(|first| *first == name).unwrap_or(FIRST.len());
-    names.sort_unstable_by_key(|name| (place(*name), *name));
+    names.sort_unstable_by_key(|name| (place(name), *name));
     names.dedup();
     names
 }
