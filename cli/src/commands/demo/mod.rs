@@ -60,8 +60,8 @@ Exits with 0 if all of that happened and at least 95 % of the test images are re
 
 /// The three nodes, and whose they are.
 const NODES: [(&str, &str); 3] = [("alpha", "clinic-a"), ("beta", "clinic-b"), ("gamma", "lab")];
-/// How many rounds there are. Tried beforehand outside mesh, 20 times, with a lab that misses none, half or all of them and with a
-/// party that is away for six in the middle: 96.1 to 96.8 %.
+/// How many rounds there are: many, since a round takes a tenth of a second, and the node that is killed misses a dozen or two of
+/// them before it is back.
 const ROUNDS: u32 = 100;
 /// Another number of rounds, for tests. Then accuracy is told, and nothing is asked of it.
 const ROUNDS_VARIABLE: &str = "MESH_DEMO_ROUNDS";
