@@ -187,6 +187,9 @@ pub(crate) struct Party {
     /// Whether this node belongs to it.
     pub(crate) own: bool,
     pub(crate) founded_at: Option<String>,
+    pub(crate) weight: Option<u64>,
+    pub(crate) quota_cpus: Option<f64>,
+    pub(crate) quota_gpus: Option<u64>,
 }
 
 /// One of `/v1/requests`.

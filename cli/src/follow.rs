@@ -241,11 +241,20 @@ async fn run(api: &Api, job: &Job, screen: &mut Screen) -> Result<Answer, Report
                 why.ask(WHY_AGAIN);
             }
             () = until(rest_until) => {
-                screen.note("what it printed last cannot be read now");
+                // What never ran has printed nothing.
+                if last.as_ref().is_none_or(has_run) {
+                    screen.note("what it printed last cannot be read now");
+                }
                 logs.close();
             }
         }
     }
+}
+
+/// Whether any task of a job ever ran; so too if that cannot be told.
+fn has_run(answer: &Answer) -> bool {
+    let job = answer.item::<Job>();
+    job.map_or(true, |job| job.tasks.iter().any(|task| task.started_at.is_some()))
 }
 
 /// A line of a stream.
@@ -422,6 +431,8 @@ impl Screen {
 pub(crate) struct LogWish {
     /// Only this task.
     pub(crate) task: Option<u64>,
+    /// This attempt at each; the last if left out.
+    pub(crate) attempt: Option<u64>,
     /// Whether to go on until the job is over.
     pub(crate) follow: bool,
     /// Nothing older: milliseconds since 1970.
@@ -442,6 +453,7 @@ impl LogWish {
         };
         let asked = [
             self.task.map(|task| format!("task={task}")),
+            self.attempt.map(|attempt| format!("attempt={attempt}")),
             self.follow.then(|| "follow=true".to_owned()),
             since_ms.map(|since_ms| format!("since_ms={since_ms}")),
             lines.map(|lines| format!("lines={lines}")),
@@ -452,18 +464,37 @@ impl LogWish {
     }
 }
 
-/// Shows what a job printed. Answers with how many lines there were.
+/// What came of reading a log.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Logged {
+    /// How many lines there were.
+    pub(crate) lines: u64,
+    /// Why some could not be read, in the nodes' words; each once.
+    pub(crate) missed: Vec<String>,
+}
+
+impl Logged {
+    fn add(&mut self, line: &LogLine) {
+        if line.kind != "error" {
+            self.lines += 1;
+        } else if !self.missed.contains(&line.text) {
+            self.missed.push(line.text.clone());
+        }
+    }
+}
+
+/// Shows what a job printed.
 pub(crate) async fn logs(
     api: &Api,
     context: &Context,
     job: &Job,
     wish: &LogWish,
-) -> Result<u64, Report> {
+) -> Result<Logged, Report> {
     let mut printer = stdio().with_times(wish.times);
     // Whoever asked for one task knows which one it is.
     printer.of_tasks(if wish.task.is_some() { 1 } else { job.tasks.len() });
     let mut seen = Seen::default();
-    let mut count = 0;
+    let mut logged = Logged::default();
     let mut logs = Tap::new(api, &wish.path(&job.id, None));
     loop {
         let is_over = match logs.next().await.map_err(|report| left(context, job, report))? {
@@ -473,9 +504,11 @@ pub(crate) async fn logs(
                 if !seen.is_new(&line) {
                     continue;
                 }
-                count += 1;
+                logged.add(&line);
                 match context.json {
                     true => printer.json(&value)?,
+                    // It is told at the end, unless that is far.
+                    false if line.kind == "error" && !wish.follow => {}
                     false => printer.line(&line)?,
                 }
                 // Whoever closed the pipe has read enough.
@@ -492,7 +525,7 @@ pub(crate) async fn logs(
         };
         if is_over {
             printer.end_lines();
-            return Ok(count);
+            return Ok(logged);
         }
         if logs.is_closed() {
             seen.again();

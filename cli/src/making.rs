@@ -320,6 +320,13 @@ fn explain(place: &Place, error: JoinError) -> Report {
         JoinError::Config(error) => {
             Report::new(Code::Usage, "the settings cannot be used", chain(&error), "mesh config")
         }
+        // It may have been admitted by then: the ticket lets the same directory in again.
+        log @ JoinError::Log(_) => Report::new(
+            Code::Failed,
+            "the node could not be made",
+            chain(&log),
+            "make room there, or mend what the cause names, then the same command again",
+        ),
         other => {
             Report::new(Code::Failed, "the node could not be made", chain(&other), "mesh doctor")
         }

@@ -418,7 +418,8 @@ fn arrange_learners(view: &View<'_>) -> Option<Change> {
         return seat(Seat::Learner(missing));
     }
 
-    let all_warm = wanted.iter().all(|&learner| is_healthy(view, learner));
+    // Of those that are wanted and sit: one that has no seat yet waits for this one's.
+    let all_warm = wanted.intersection(current).all(|&learner| is_healthy(view, learner));
     let unwanted = current
         .difference(&wanted)
         .map(|&learner| (is_healthy(view, learner) && is_fit(view, learner), learner))

@@ -119,12 +119,16 @@ impl Author {
             let made = match this.make(&mut sequence, &mut held).await {
                 Ok(made) => made,
                 Err(error) => {
-                    // A full disk: no number can be reserved. Those who wait do so until it has room.
+                    // A full disk: no number can be reserved. Nothing was sent, and whoever asked is told why.
                     tracing::warn!(
                         error = &error as &dyn std::error::Error,
                         "no batch can be made"
                     );
                     drop(slot);
+                    let why = crate::data::chain(&error);
+                    for Write { reply, .. } in held.drain(..) {
+                        let _ = reply.send(Err(WriteError::Disk(why.clone())));
+                    }
                     tokio::time::sleep(NO_ROOM).await;
                     continue;
                 }

@@ -306,7 +306,8 @@ impl Dir {
             &["VERSION", "store", "audit", "logs", "run", "config.toml", "lost+found"];
         let names = fs::read_dir(&self.path).ok()?.filter_map(Result::ok);
         let mut names = names.map(|entry| entry.file_name().to_string_lossy().into_owned());
-        names.find(|name| !OURS.contains(&name.as_str()))
+        // One that was killed while it replaced a file has left the new one beside it.
+        names.find(|name| !OURS.contains(&name.strip_suffix(".new").unwrap_or(name)))
     }
 
     /// Makes the directory and takes it for this process, so that no two make a node in it at a time.
@@ -752,6 +753,12 @@ mod tests {
         let left: Vec<_> = fs::read_dir(dir.path()).unwrap().flatten().collect();
         assert_eq!(left.len(), 1, "{left:?}");
         assert_eq!(left[0].file_name(), "config.toml");
+        drop(claim);
+
+        // One that was killed early left half a file: it is nobody else's.
+        fs::write(dir.file("VERSION.new"), "").unwrap();
+        let claim = dir.claim().unwrap();
+        dir.unmake(&claim.made);
         drop(claim);
 
         // What is not empty stays, and as long as it would be taken for somebody else's, so does VERSION.

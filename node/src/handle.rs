@@ -137,6 +137,9 @@ pub enum WriteError {
     /// Too many wait already.
     #[error("too many writes wait for an answer")]
     Busy,
+    /// This node cannot write its own number down, and so has sent nothing.
+    #[error("this node's disk takes nothing: {0}")]
+    Disk(String),
     /// The party's signing key is not on this node.
     #[error("the signing key of this node's party is not on this node")]
     NoPartyKey,

@@ -27,10 +27,11 @@ use crate::clock;
 use crate::handle::{Ask, Handle, ReadError, WriteError};
 use crate::job::{JobSpec, Mount};
 use crate::scheduler::{
-    self, Explanation, Gpu, Offer, Plan, Running, Settings, Standing, View, Waiting,
+    self, Explanation, Gpu, Offer, Plan, Quota, Running, Settings, Standing, View, Waiting,
 };
 use crate::state::State;
-use crate::state::jobs::{Assign, Job, Placed, Stage, Task, Undone, Why};
+use crate::state::jobs::{Assign, Job, MAX_PLACES, Phase, Placed, Stage, Task, Undone, Why};
+use crate::state::share::Share;
 use crate::wire::Request;
 
 /// How often the leader looks when nothing changes, but something waits or runs.
@@ -45,6 +46,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const MAX_PINGS: usize = 64;
 /// A node at rest repeats itself about every 45 s; who is silent for longer than this is not given anything.
 const SILENT: Duration = Duration::from_secs(100);
+/// A node that is away for so long and never took up a task has lost it: nothing ran there that could go on.
+const UNHEARD: Duration = Duration::from_secs(5);
 /// A plan that took long is not made again before so many times as long: the leader has other things to do.
 const REST: u32 = 4;
 
@@ -120,25 +123,29 @@ async fn turn(handle: &Handle, absent: &Absent) -> Again {
     let seen = handle.look(move |see| {
         let state = see.replica.machine();
         let idle = state.live_jobs().next().is_none();
-        (!idle).then(|| (state.plans(), view(state, see.replica.time(), &records, &away)))
+        (!idle).then(|| {
+            let view = view(state, see.replica.time(), &records, &away);
+            (state.plans(), unheard(state, &away), view)
+        })
     });
     let soon = Again::At(Instant::now() + LOOK);
     let Ok(seen) = seen.await else { return soon };
-    let Some((plans, mut view)) = seen else { return Again::OnChange };
+    let Some((plans, unheard, mut view)) = seen else { return Again::OnChange };
     // Mesh time stands still while nothing is written; the leader's own clock is what it would become.
     view.now = view.now.max(clock::now());
     let Ok(plan) = tokio::task::spawn_blocking(move || scheduler::plan(&view)).await else {
         return soon;
     };
     let Plan { places, victims, lost, more, .. } = plan;
-    if places.is_empty() && victims.is_empty() && lost.is_empty() {
+    if places.is_empty() && victims.is_empty() && lost.is_empty() && unheard.is_empty() {
         return soon;
     }
     let asked = victims.iter().map(|one| (one.job, one.task, one.fence, Why::Preempted));
     let gone = lost.iter().map(|one| (one.job, one.task, one.fence, Why::Lost));
     let ends = gone.chain(asked).map(|(job, task, fence, why)| Undone { job, task, fence, why });
-    let ends: Vec<Undone> = ends.collect();
+    let mut ends: Vec<Undone> = ends.collect();
     let count = places.len();
+    add_unheard(&mut ends, unheard, MAX_PLACES.saturating_sub(count));
     let places = places.into_iter().map(|place| Placed {
         job: place.job,
         task: place.task,
@@ -161,6 +168,30 @@ async fn turn(handle: &Handle, absent: &Absent) -> Again {
             soon
         }
     }
+}
+
+/// Tasks that a node has been given and never took up, which has been away for a few seconds since. The fence sees to it that
+/// one which was about to does not count.
+fn unheard(state: &State, away: &BTreeMap<NodeId, Duration>) -> Vec<Undone> {
+    let after = UNHEARD.min(settings().lost_after);
+    let is_away = |node: &NodeId| away.get(node).is_some_and(|time| *time >= after);
+    // A task of an `each` job can run on no other node: it has as long as one that runs.
+    let jobs = state.live_jobs().filter(|(_, job)| !job.spec.place.each);
+    jobs.flat_map(|(id, job)| job.tasks.iter().enumerate().map(move |(n, task)| (id, n, task)))
+        .filter_map(|(job, number, task)| {
+            let given = task.given()?;
+            let is_unheard = given.phase == Phase::Placed && is_away(&given.node);
+            let (task, fence) = (number as u32, given.at.index);
+            is_unheard.then_some(Undone { job, task, fence, why: Why::Lost })
+        })
+        .collect()
+}
+
+/// Adds those that are not among the ends already, as long as there is room.
+fn add_unheard(ends: &mut Vec<Undone>, unheard: Vec<Undone>, room: usize) {
+    let known: BTreeSet<(JobId, u32)> = ends.iter().map(|end| (end.job, end.task)).collect();
+    let new = unheard.into_iter().filter(|end| !known.contains(&(end.job, end.task)));
+    ends.extend(new.take(room.saturating_sub(known.len())));
 }
 
 /// Nodes that have work and do not answer, and since when. Asked beside the planning, which must not wait for them.
@@ -188,13 +219,17 @@ impl Absent {
         }
     }
 
-    /// Asks those who have work whether they are there.
+    /// Asks those who have work whether they are there; and those again that were not, so that nothing is given to them
+    /// once they have none.
     async fn ask(&self, handle: &Handle) {
         let me = handle.whoami.node;
+        let known: Vec<NodeId> = self.lock().keys().copied().collect();
         let busy = handle.look(move |see| {
             let state = see.replica.machine();
             let tasks = state.live_jobs().flat_map(|(_, job)| &job.tasks);
-            tasks.filter_map(|task| Some(task.given()?.node)).collect::<BTreeSet<NodeId>>()
+            let busy = tasks.filter_map(|task| Some(task.given()?.node));
+            let known = known.into_iter().filter(|node| state.members().contains_key(node));
+            busy.chain(known).collect::<BTreeSet<NodeId>>()
         });
         let Ok(busy) = busy.await else { return };
         self.lock().retain(|node, _| busy.contains(node));
@@ -404,12 +439,11 @@ fn running(state: &State) -> Vec<Running> {
 fn standings(state: &State) -> Vec<Standing> {
     let parties = state.parties().iter();
     parties
-        .map(|(party, about)| Standing {
-            party: *party,
-            name: about.name.clone(),
-            weight: 1,
-            quota: None,
-            usage: state.usage(*party),
+        .map(|(party, about)| {
+            let Share { weight, quota } = state.share(*party);
+            let quota = (quota != Quota::default()).then_some(quota);
+            let (party, name, usage) = (*party, about.name.clone(), state.usage(*party));
+            Standing { party, name, weight, quota, usage }
         })
         .collect()
 }
@@ -636,4 +670,68 @@ pub async fn explain(handle: &Handle, id: JobId) -> Result<Option<Value>, ReadEr
         "ahead": ahead,
         "help": help,
     })))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::Allotment;
+    use crate::state::command::{JobSubmit, TaskNews};
+    use crate::state::jobs::News;
+    use crate::state::jobs::tests::spec;
+    use crate::state::level::LEVEL;
+    use crate::state::testing::{Scene, id, node, party_id};
+
+    fn job(n: u8) -> JobId {
+        JobId([n; 16])
+    }
+
+    /// A job of one task on node 2, which may be told to be one for each node.
+    fn placed(scene: &mut Scene, n: u8, each: bool) {
+        let mut spec = spec("one", 1);
+        spec.place.each = each;
+        let submit = JobSubmit { job: job(n), party: party_id(1), spec: Box::new(spec) };
+        scene.act(&node(1), submit).unwrap();
+        let allotment = Allotment::default();
+        let places = vec![Placed { job: job(n), task: 0, node: id(2), allotment }];
+        let plans = scene.state.plans();
+        scene.act(&node(1), Assign { plans, ends: Vec::new(), places }).unwrap();
+    }
+
+    #[test]
+    fn what_a_vanished_node_never_took_up_goes_elsewhere_soon() {
+        let mut scene = Scene::new();
+        scene.raise_to(LEVEL);
+        scene.join(1, 2).unwrap();
+        scene.report(2, |report| report.level = LEVEL);
+        scene.seat_voters(&[1]);
+        for (n, each) in [(1, false), (2, false), (3, true)] {
+            placed(&mut scene, n, each);
+        }
+        let fence = |scene: &Scene, n: u8| scene.state.job(job(n)).unwrap().tasks[0].fence;
+        // The second runs there.
+        let fence_of_two = fence(&scene, 2);
+        let news = TaskNews { job: job(2), task: 0, fence: fence_of_two, news: News::Running };
+        scene.act(&node(2), news).unwrap();
+
+        let after = UNHEARD.min(settings().lost_after);
+        let away = |time: Duration| BTreeMap::from([(id(2), time)]);
+        assert_eq!(unheard(&scene.state, &BTreeMap::new()), []);
+        assert_eq!(unheard(&scene.state, &away(after - Duration::from_millis(1))), []);
+        let fence = fence(&scene, 1);
+        let one = Undone { job: job(1), task: 0, fence, why: Why::Lost };
+        assert_eq!(unheard(&scene.state, &away(after)), [one]);
+
+        // Said once, and not more than fits.
+        let mut ends = vec![one];
+        add_unheard(&mut ends, vec![one], 8);
+        assert_eq!(ends, [one]);
+        let mut ends = Vec::new();
+        add_unheard(&mut ends, vec![one], 0);
+        assert_eq!(ends, []);
+        let plans = scene.state.plans();
+        let act = Assign { plans, ends: vec![one], places: Vec::new() };
+        scene.act(&node(1), act).unwrap();
+        assert!(scene.state.job(job(1)).unwrap().tasks[0].is_waiting());
+    }
 }

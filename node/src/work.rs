@@ -17,14 +17,17 @@
 //! ```text
 //! DIR/work/JOB-TASK-FENCE/   0700: files of the executor, see [`crate::executor::launch`]
 //!                   log/     what it printed
+//!                   about.json   which attempt it was, and in which image: see [`about`]
 //!                   metrics.jsonl   what it measured: see [`crate::training::metrics`]
 //!                   desk     where it meets this node: see `desk.rs`
 //!                   task/    home/ and data/, which the task sees as /work and /data
 //! ```
 
+pub mod about;
 pub mod agent;
 mod attempt;
 mod desk;
+mod disk;
 pub mod environment;
 mod fetch;
 pub mod image;

@@ -9,7 +9,8 @@
 //!      └─► packs ─► read and fill ┘   (a bounded queue)
 //! ```
 //!
-//! Nothing is claimed before everything is there. What a cancelled import has stored already is found by the next.
+//! No manifest is claimed before everything is there. Objects that a cancelled import has stored whole are found by the
+//! next; a file that it was in the middle of is read and written again.
 
 mod apart;
 mod build;
@@ -180,7 +181,11 @@ pub fn import(
     };
     let claimed = import.run(&tree).and_then(|()| import.claim_pending());
     if let Err(error) = claimed {
-        import.discard_pending();
+        // What is whole is for the next try, if it was only that somebody did not want to wait.
+        let is_kept = matches!(error, ImportError::Cancelled) && import.claim_pending().is_ok();
+        if !is_kept {
+            import.discard_pending();
+        }
         return Err(error);
     }
     build::build(&import, &tree, now)

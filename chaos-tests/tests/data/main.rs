@@ -149,7 +149,9 @@ fn until_copies(host: &Host, version: &str, copies: u64) -> Vec<String> {
     });
     let found = found.unwrap_or_else(|| panic!("{version} never had {copies} copies: {last:?}"));
     let holders = found["holders"].as_array().unwrap().iter();
-    holders.map(|holder| holder["name"].as_str().unwrap_or_default().to_owned()).collect()
+    // The host itself is shown also if it is not counted on.
+    let durable = holders.filter(|holder| holder["holds"] == "durable");
+    durable.map(|holder| holder["name"].as_str().unwrap_or_default().to_owned()).collect()
 }
 
 /// Waits until a host has heard of a version.

@@ -4,13 +4,14 @@ use std::fs;
 use std::time::Duration;
 
 use mesh_chaos_tests::hosts::binary::binary;
-use mesh_chaos_tests::hosts::fleet::Plan;
-use mesh_chaos_tests::hosts::process::Said;
+use mesh_chaos_tests::hosts::fleet::{Plan, SETTLE};
+use mesh_chaos_tests::hosts::process::{Host, Said};
 use mesh_chaos_tests::hosts::{need, until};
+use serde_json::Value;
 
 use crate::{
     MIB, PATIENCE, SHORT_WAITS, aside, calm, content, data, knows, partial_bytes, pull_everywhere,
-    random_tree, text,
+    random_tree, text, try_data, until_copies,
 };
 
 #[test]
@@ -32,7 +33,8 @@ fn a_pull_onto_a_full_disk_says_so_and_goes_on_once_there_is_room() {
     let words = ["data", "pull", "tree", text(&into)];
     let pull = || small.run(binary().unwrap(), &words, PATIENCE).unwrap();
     let refused = |said: &Said| {
-        assert!(!said.ok(), "it has no room: {said:?}");
+        // The node can answer, and refuses.
+        assert_eq!(said.status.and_then(|status| status.code()), Some(1), "{said:?}");
         assert!(said.is_report() && said.stderr.contains("disk is full"), "{said:?}");
     };
     knows(small, "tree");
@@ -71,6 +73,56 @@ fn a_pull_onto_a_full_disk_says_so_and_goes_on_once_there_is_room() {
     assert!(fetched < 56 * MIB, "{fetched}: what had come before comes again");
     fleet.settle().unwrap();
     calm(&fleet);
+}
+
+#[test]
+fn what_has_no_room_on_one_node_is_copied_to_the_next() {
+    if !need(&["namespaces"]) {
+        return;
+    }
+    let (key, value) = SHORT_WAITS;
+    let mut fleet = Plan::loopback(2).first_disk(128 * MIB).setting(key, value).found().unwrap();
+    let (small, source) = (&fleet.hosts[0], &fleet.hosts[1]);
+    let dir = aside(source, "tree");
+    random_tree(&dir, 30, 24 * MIB);
+    let stat = nix::sys::statvfs::statvfs(&small.data()).unwrap();
+    let free = stat.blocks_available() * stat.fragment_size();
+    let filler = vec![0; usize::try_from(free.saturating_sub(12 * MIB)).unwrap()];
+    fs::write(small.data().join("filler"), filler).unwrap();
+    until(SETTLE, || (said_free(source, &small.name)? < 24 * MIB).then_some(()))
+        .unwrap_or_else(|| panic!("{} never says that its disk is full", small.name));
+
+    // There is nobody but the one whose disk is full. The push does not wait for it, and says why.
+    let said = try_data(source, &["push", text(&dir), "--copies", "2"]);
+    assert_eq!(said.status.and_then(|status| status.code()), Some(1), "{said:?}");
+    let why = format!("no room on {}", small.name);
+    assert!(said.is_report() && said.stderr.contains(&why), "{said:?}");
+    let pushed: Value = serde_json::from_str(&said.stdout).unwrap();
+    let pushed = &pushed["item"];
+    assert_eq!((&pushed["no_room"], &pushed["timed_out"]), (&true.into(), &false.into()));
+    assert!(pushed["shortfall"].as_str().unwrap().contains(&why), "{pushed}");
+    assert_eq!(pushed["copies"], 1, "{pushed}");
+
+    // One with room takes the copy, whatever placement thinks of the two.
+    let next = fleet.grow().unwrap();
+    let mut holders = until_copies(&fleet.hosts[1], "tree", 2);
+    holders.sort();
+    assert_eq!(holders, [fleet.hosts[1].name.clone(), fleet.hosts[next].name.clone()]);
+    let shown = data(&fleet.hosts[1], &["show", "tree"]);
+    assert!(shown["shortfall"].is_null(), "{shown}");
+    // However often it was tried, it was said once in each log.
+    for (path, log) in fleet.hosts[0].logs() {
+        let told = log.matches("a copy does not fit on this node").count();
+        assert!(told <= 1, "it was said {told} times in {path:?}");
+    }
+    calm(&fleet);
+}
+
+/// What a host has heard another say of the room on its disk.
+fn said_free(host: &Host, name: &str) -> Option<u64> {
+    let nodes: Value = serde_json::from_str(&host.mesh(&["nodes", "--json"]).ok()?).ok()?;
+    let node = nodes["items"].as_array()?.iter().find(|node| node["name"] == name)?;
+    node["disk_free_bytes"].as_u64()
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use mesh_chaos_tests::hosts::fleet::Plan;
+use serde_json::Value;
 
 use crate::{Ground, WAIT, aside, code, text};
 
@@ -54,6 +55,20 @@ fn a_process_that_takes_too_much_memory_is_killed_and_its_neighbour_goes_on() {
     ground.calm();
 }
 
+#[test]
+fn a_process_that_writes_more_than_its_disk_is_ended_once() {
+    let ground = Ground::new(1);
+    let run = format!("dd if=/dev/zero of=large bs=1M count=8 2>/dev/null; {WAIT}");
+    let needs = "[resources]\ncpus = 0.5\ndisk = \"4MiB\"\n";
+    let said = ground.follow(0, &format!("name = \"writes\"\nrun = \"{run}\"\n{needs}"));
+    assert_eq!(code(&said), Some(1), "{said:?}");
+    let job = ground.job(0, "writes").unwrap();
+    assert_eq!(job["state"], "failed", "{job}");
+    assert_eq!(job["tasks"][0]["attempt"], 1, "{job}");
+    assert!(job["reason"].as_str().unwrap().starts_with("killed: disk"), "{job}");
+    ground.calm();
+}
+
 /// A job with a secret, data, and files that everybody may read who gets there.
 const VICTIM: &str = r#"
 name = "victim"
@@ -61,6 +76,7 @@ run = '''
 umask 022
 echo private > mine
 echo private > /tmp/left-by-other
+echo private > /run/lock/left-by-other
 echo "user $(id -u)"
 echo "pid $$"
 while [ ! -e go ]; do sleep 0.1; done
@@ -94,6 +110,7 @@ echo "user $(id -u)"
 try control-own-environment cat /proc/self/environ
 try control-own-file sh -c 'echo x > mine && cat mine'
 try control-own-tmp sh -c 'echo x > /tmp/mine && cat /tmp/mine'
+try control-own-lock sh -c 'echo x > /run/lock/mine && cat /run/lock/mine'
 
 try node-key cat "$dir/node.key"
 try party-key cat "$dir/party.key"
@@ -116,6 +133,7 @@ try other-root cat "/proc/$pid/root/work/mine"
 try other-signal kill -0 "$pid"
 try any-environment sh -c 'grep -aq "$1" /proc/[0-9]*/environ' sh "$secret"
 try any-tmp cat /tmp/left-by-other
+try any-lock cat /run/lock/left-by-other
 
 try supervisor ls "/proc/$PPID/cwd/"
 try docker test -w /var/run/docker.sock
@@ -183,5 +201,46 @@ fn a_job_cannot_reach_the_node_or_another_job() {
     let after = ground.until_state(0, &victim, "running");
     ground.let_go(&after, 0);
     ground.done(0, &victim);
+    ground.calm();
+}
+
+#[test]
+fn a_party_has_at_once_what_it_is_allowed_and_no_more() {
+    let ground = Ground::new(1);
+    let parties = || -> Value {
+        let said = ground.mesh(0, &["party", "ls", "--json"]);
+        serde_json::from_str(&said.stdout).unwrap()
+    };
+    let party = parties()["items"][0]["name"].as_str().unwrap().to_owned();
+    let allow = |limit: &str| {
+        let said = ground.mesh(0, &["party", "allow", &party, "--weight", "3", "--cpus", limit]);
+        assert!(said.ok(), "{said:?}");
+    };
+    allow("0.5");
+    let shown = parties();
+    assert_eq!(shown["items"][0]["weight"], 3, "{shown}");
+    assert_eq!(shown["items"][0]["quota_cpus"], 0.5, "{shown}");
+
+    let job =
+        |name: &str| format!("name = \"{name}\"\nrun = \"{WAIT}\"\n[resources]\ncpus = 0.3\n");
+    let first = ground.submit(0, &job("first"));
+    let running = ground.until_state(0, &first, "running");
+    let second = ground.submit(0, &job("second"));
+    ground.until_job(0, &second, "waiting for the quota", |job| {
+        job["state"] == "waiting"
+            && job["reason"].as_str().is_some_and(|why| why.contains("may have"))
+    });
+    let said = ground.mesh(0, &["explain", &second]);
+    assert!(said.stdout.contains("quota"), "{said:?}");
+    allow("any");
+    let other = ground.until_state(0, &second, "running");
+    for job in [running, other] {
+        ground.let_go(&job, 0);
+        ground.done(0, job["id"].as_str().unwrap());
+    }
+    for wrong in [["--weight", "0"], ["--cpus", "-1"], ["--gpus", "0.5"]] {
+        let said = ground.mesh(0, &[&["party", "allow", &party], &wrong[..]].concat());
+        assert!(!said.ok() && said.is_report(), "{said:?}");
+    }
     ground.calm();
 }

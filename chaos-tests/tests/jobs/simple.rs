@@ -181,7 +181,7 @@ fn a_job_that_is_stopped_can_tidy_up_and_one_that_does_not_listen_is_killed() {
     let ground = Ground::new(3);
     let trap = r#"
 name = "trap"
-run = "trap 'echo caught TERM' TERM; echo ready; sleep 1000; echo over"
+run = '''trap 'echo caught TERM; date -d "$(cat $MESH_PREEMPT_AT)" +"%Y" >until' TERM; echo ready; sleep 1000; test -s until && echo over'''
 "#;
     let deaf = r#"
 name = "deaf"

@@ -160,6 +160,11 @@ fn stops_when_the_budget_is_spent(field: &Field) {
         assert!((last_round(&course)..=allowed).contains(&charged), "{allowed}: {one}");
     }
     assert!(field.model("private").iter().all(|value| value.is_finite()));
+    // The data is the same, and what was spent of it stays spent: nothing is trained on it any more.
+    let id = field.submit(1, &mlp("again", rounds, &more));
+    let (_, course) = field.trained(1, &id);
+    assert_eq!(course["verdict"]["state"], "spent", "{course}");
+    assert_eq!(last_round(&course), 0, "{course}");
 }
 
 #[test]

@@ -50,6 +50,9 @@ pub(crate) struct Dataset {
     pub(crate) pinned: Option<bool>,
     /// Why there are fewer copies than were wanted, in the node's words.
     pub(crate) shortfall: Option<String>,
+    /// Files of the node's machine that it was made of in place, and that have changed since.
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) changed_files: Vec<String>,
 }
 
 impl Dataset {
@@ -138,6 +141,9 @@ pub(crate) struct Pushed {
     /// Whether nodes that could hold a copy were waited for in vain.
     #[serde(deserialize_with = "or_default")]
     pub(crate) timed_out: bool,
+    /// Whether too few nodes have room for one.
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) no_room: bool,
 }
 
 /// What a pull adds to the version it fetched.

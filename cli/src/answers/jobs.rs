@@ -67,6 +67,8 @@ pub(crate) struct Job {
     /// How many attempts at a task may fail.
     pub(crate) attempts: Option<u64>,
     pub(crate) checkpoint: Option<String>,
+    /// Whether this is all of it: it is another party's otherwise. Null where jobs are listed.
+    pub(crate) is_whole: Option<bool>,
     /// How its training goes; null if it trains nothing, and where jobs are listed.
     pub(crate) course: Option<Course>,
 }
@@ -153,6 +155,8 @@ pub(crate) struct Task {
     pub(crate) placed_at: Option<String>,
     pub(crate) started_at: Option<String>,
     pub(crate) ended_at: Option<String>,
+    /// The image in which it runs, as Docker identifies it; null if its node does not say.
+    pub(crate) image_id: Option<String>,
 }
 
 impl Task {

@@ -47,8 +47,9 @@ Examples:
 
 Only what no earlier version holds is stored and sent. It returns when most copies stand, or says
 how many are missing. Exits with 124 if nodes that could have one do not answer: the version is
-made, but not acknowledged yet, and is copied as soon as they do. Stopped with Ctrl-C, the same
-command resumes.
+made, but not acknowledged yet, and is copied as soon as they do. Exits with 1 if they have no room
+for it: then it is copied as soon as there is some. Stopped with Ctrl-C, the same command resumes:
+files that were stored whole are kept, and one that was being read is read again.
 
 Without --share, --open or --listed, only this party can read it; but in a mesh of one party it is
 open, also to parties that join later. mesh data unshare NAME@N keeps it to this party.";

@@ -35,13 +35,15 @@ Examples:
   tar c data | mesh exec -i mnist-cnn -- tar x  input from here
 
 It runs where the task does, with its rights, limits, directory and environment, from whichever node
-of the job's party this is typed. Exits with the command's own code. Without -t, Ctrl-C ends the
-command, and exits with 130.";
+of the job's party this is typed. Exits with the command's own code; 127 if there is no such
+program, 126 if it cannot be run. Without -t, Ctrl-C ends the command, and exits with 130.";
 
 /// What is read or written at a time.
 const BLOCK: usize = 16 << 10;
 /// Pieces that wait on either side; then it is waited for their reader.
 const QUEUE_PIECES: usize = 8;
+/// What a node says of a command that it could not run is shorter.
+const MAX_UNRUN: usize = 4096;
 /// A window where nobody knows one.
 const USUAL: Size = Size { rows: 24, columns: 80 };
 /// The longest command that goes along: a request's header has a bound.
@@ -78,11 +80,17 @@ pub(crate) struct How {
 pub(crate) async fn run(exec: &Exec, context: &Context) -> Outcome {
     let api = context.api()?;
     let task = exec.job.find(&api, exec.task).await?;
-    session(&api, &task, &exec.command, exec.how).await
+    session(&api, &task, &exec.command, exec.how, context).await
 }
 
 /// Runs a command to its end; its exit code.
-pub(crate) async fn session(api: &Api, task: &Task, command: &[String], how: How) -> Outcome {
+pub(crate) async fn session(
+    api: &Api,
+    task: &Task,
+    command: &[String],
+    how: How,
+    context: &Context,
+) -> Outcome {
     let path = path(task, command, how.tty.then(window))?;
     let stream = tokio::select! {
         stream = api.upgrade(&path) => stream?,
@@ -122,8 +130,9 @@ pub(crate) async fn session(api: &Api, task: &Task, command: &[String], how: How
         pending::<()>().await;
     };
     let (screen, printed) = printer();
+    let mut said = Said::default();
     let ended = tokio::select! {
-        ended = follow(&mut from, screen) => ended,
+        ended = follow(&mut from, screen, &mut said) => ended,
         () = sends => Err(broken("it takes nothing more")),
         () = resizes => Err(broken("it takes nothing more")),
         () = stopped() => Err(interrupted(task)),
@@ -141,7 +150,13 @@ pub(crate) async fn session(api: &Api, task: &Task, command: &[String], how: How
     };
     drop(raw);
     match ended {
-        Ok(Some(code)) => Ok(ExitCode::from(code)),
+        Ok(Some(code)) => {
+            if let Some(report) = said.unrun(code).filter(|_| context.json) {
+                // It is on standard error already, for people.
+                report.show(true);
+            }
+            Ok(ExitCode::from(code))
+        }
         Ok(None) => Ok(ExitCode::SUCCESS),
         Err(error) => written(Err(error)),
     }
@@ -171,6 +186,7 @@ fn path(task: &Task, command: &[String], size: Option<Size>) -> Result<String, R
 async fn follow(
     from: &mut (impl AsyncRead + Unpin),
     screen: mpsc::Sender<(Where, Bytes)>,
+    said: &mut Said,
 ) -> Result<Option<u8>, Report> {
     loop {
         let (to, bytes) = match frame::read(from).await {
@@ -183,9 +199,37 @@ async fn follow(
             Ok(None) => return Err(broken("it ended before the command did")),
             Err(error) => return Err(broken(error.to_string())),
         };
+        said.add(to, &bytes);
         if screen.send((to, bytes)).await.is_err() {
             return Ok(None);
         }
+    }
+}
+
+/// The beginning of what came, by which a command is known that was never run.
+#[derive(Debug, Default)]
+struct Said {
+    errors: Vec<u8>,
+    /// Whether there was more than the three lines could be.
+    is_more: bool,
+}
+
+impl Said {
+    fn add(&mut self, to: Where, bytes: &[u8]) {
+        self.is_more |= to == Where::Out || self.errors.len() + bytes.len() > MAX_UNRUN;
+        if !self.is_more {
+            self.errors.extend_from_slice(bytes);
+        }
+    }
+
+    /// What the node said instead of running the command: three lines, and a shell's code for that.
+    fn unrun(&self, code: u8) -> Option<Report> {
+        let text = std::str::from_utf8(&self.errors).ok()?;
+        let mut lines = text.lines().filter(|_| !self.is_more && matches!(code, 126 | 127));
+        let mut next = |word: &str| Some(lines.next()?.strip_prefix(word)?.trim().to_owned());
+        let (message, cause, hint) = (next("error:")?, next("cause:")?, next("try:")?);
+        let kind = if code == 127 { Code::NotFound } else { Code::Failed };
+        Some(Report::new(kind, message, cause, hint))
     }
 }
 
@@ -292,7 +336,7 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(async {
             let (screen, mut shown) = mpsc::channel(16);
-            let ended = follow(&mut &wire[..], screen).await;
+            let ended = follow(&mut &wire[..], screen, &mut Said::default()).await;
             let mut pieces = Vec::new();
             while let Some(piece) = shown.recv().await {
                 pieces.push(piece);
@@ -312,6 +356,26 @@ mod tests {
         ]);
         assert_eq!(ended.unwrap(), Some(7));
         assert_eq!(shown, [(Where::Out, out), (Where::Err, err)]);
+    }
+
+    #[test]
+    fn a_command_that_was_never_run_is_known_by_three_lines_and_its_code() {
+        let lines =
+            b"error: there is no program \"x\" there\ncause: No such file\ntry:   /bin/sh\n";
+        let mut said = Said::default();
+        said.add(Where::Err, &lines[..20]);
+        said.add(Where::Err, &lines[20..]);
+        let report = said.unrun(127).unwrap();
+        assert_eq!((report.code, report.hint.as_str()), (Code::NotFound, "/bin/sh"));
+        assert_eq!(report.message, "there is no program \"x\" there");
+        assert_eq!(said.unrun(126).unwrap().code, Code::Failed);
+        // A command's own words, and its own code.
+        assert_eq!(said.unrun(1), None);
+        said.add(Where::Out, b"x");
+        assert_eq!(said.unrun(127), None);
+        let mut other = Said::default();
+        other.add(Where::Err, b"sh: x: not found\n");
+        assert_eq!(other.unrun(127), None);
     }
 
     #[test]

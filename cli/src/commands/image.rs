@@ -163,17 +163,42 @@ fn table(found: &[Dataset], names: &[Named]) -> Table {
 }
 
 async fn rm(name: &str, context: &Context) -> Outcome {
+    let api = context.api()?;
+    let names: Vec<Named> = api.get("/v1/images").await?.items()?;
+    check_there(&names, name)?;
     context.confirm(&format!("Take {name} out of the mesh, all versions of it?"))?;
-    let answer = context.api()?.post("/v1/images/rm", json!({ "name": name })).await?;
+    let answer = api.post("/v1/images/rm", json!({ "name": name })).await?;
     if context.json {
         return print_json(answer.json());
     }
     print(&format!("{name} is not in the mesh any more.\n"))
 }
 
+/// Nobody is asked about what is not there.
+fn check_there(names: &[Named], name: &str) -> Result<(), Report> {
+    if names.iter().any(|known| known.image == name) {
+        return Ok(());
+    }
+    Err(Report::new(
+        Code::NotFound,
+        format!("there is no image {name} in the mesh"),
+        "none of this name was pushed",
+        "mesh image ls shows what there is",
+    ))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_what_is_there_is_asked_about() {
+        let names = ["team/base:v3", "python"].map(|image| Named { image: image.into() });
+        assert!(check_there(&names, "team/base:v3").is_ok());
+        let report = check_there(&names, "nosuch:1").unwrap_err();
+        assert_eq!(report.code, Code::NotFound);
+        assert!(check_there(&names, "team/base").is_err());
+    }
 
     #[test]
     fn an_image_is_named_as_docker_names_it() {

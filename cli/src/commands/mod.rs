@@ -164,7 +164,7 @@ pub(crate) fn interrupted(ending: Ending) -> Outcome {
         Ending::Followed => return Ok(Code::Interrupted.exit()),
         Ending::Resumes => (
             "the connection to the node was closed, and the node stops with it",
-            "the same command again: it resumes, what has arrived is kept",
+            "the same command again: it resumes; what came, and files stored whole, are kept",
         ),
         Ending::Broken | Ending::Own => (
             "it was asked to stop before it was done",

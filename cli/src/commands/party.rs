@@ -4,6 +4,8 @@ use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::str::FromStr;
 
 use serde_json::json;
 
@@ -15,6 +17,7 @@ use crate::view::{Cell, Column, Paint, Table, Tint, short_ids, when, width};
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   mesh party ls                                  who takes part
+  mesh party allow lab --weight 2 --gpus 8       what a party's jobs get of what all share
   mesh party key --out party.key                 a copy of this party's signing key
   mesh party key --out party.key --remove        and none left on this node
   mesh party key --in party.key                  bring it back to this node";
@@ -28,6 +31,14 @@ Examples:
 Each node of a party holds its key, but for workers. With the key on none of them, the mesh runs on;
 there are no new tickets, grants or removals.";
 
+const ALLOW: &str = "\
+Examples:
+  mesh party allow lab --weight 2            twice as much as a party of weight 1, where both want more than there is
+  mesh party allow lab --cpus 64 --gpus 8    never more than that at once
+  mesh party allow lab --cpus any            as much as there is, again
+
+What one party has the others lack: with more than one party in the mesh, a majority of them has to agree (mesh request ls).";
+
 /// The longest file that is read for a key.
 const MAX_KEY: u64 = 4096;
 
@@ -39,6 +50,9 @@ pub(crate) enum Verb {
         after_help = "Examples:\n  mesh party ls\n  mesh party ls --json | jq '.items[].name'"
     )]
     Ls,
+    /// Say what a party's jobs get of what all share: its weight, and the most at once
+    #[command(after_help = ALLOW)]
+    Allow(Allow),
     /// Copy this party's signing key to a file, take it off this node, or bring it back
     #[command(after_help = KEY)]
     Key {
@@ -54,9 +68,45 @@ pub(crate) enum Verb {
     },
 }
 
+/// What `allow` takes.
+#[derive(Debug, clap::Args)]
+#[command(group(clap::ArgGroup::new("what").required(true).multiple(true)))]
+pub(crate) struct Allow {
+    /// Which party, by its name or the beginning of its id
+    party: String,
+    /// How much it gets beside the others: 1 unless it was said otherwise
+    #[arg(long, value_name = "1..1000", group = "what")]
+    weight: Option<u32>,
+    /// The most cores that its jobs may have at once, or `any`
+    #[arg(long, value_name = "N|any", group = "what")]
+    cpus: Option<Most>,
+    /// The most GPUs, or `any`
+    #[arg(long, value_name = "N|any", group = "what")]
+    gpus: Option<Most>,
+}
+
+/// A limit, or none.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Most(Option<f64>);
+
+impl FromStr for Most {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "any" => Ok(Self(None)),
+            _ => match text.parse::<f64>() {
+                Ok(number) if number.is_finite() && number >= 0.0 => Ok(Self(Some(number))),
+                _ => Err("it is a number from 0 on, or `any`".into()),
+            },
+        }
+    }
+}
+
 pub(crate) async fn run(verb: &Verb, context: &Context) -> Outcome {
     match verb {
         Verb::Ls => ls(context).await,
+        Verb::Allow(wanted) => allow(wanted, context).await,
         Verb::Key { from: Some(from), .. } => bring(from, context).await,
         Verb::Key { out, remove, .. } => key(out.as_deref(), *remove, context).await,
     }
@@ -75,6 +125,8 @@ async fn ls(context: &Context) -> Outcome {
         Column::new("ID").worth(1),
         Column::new("NODES").right(),
         Column::new("VOTERS").right(),
+        Column::new("WEIGHT").right().worth(3),
+        Column::new("AT MOST").worth(3),
         Column::new("FOUNDED").worth(2),
     ]);
     for (party, id) in parties.iter().zip(ids) {
@@ -85,10 +137,43 @@ async fn ls(context: &Context) -> Outcome {
             id.into(),
             some(party.nodes).into(),
             some(party.voters).into(),
+            some(party.weight).into(),
+            at_most(party).into(),
             party.founded_at.as_deref().map(|time| when(time, now)).unwrap_or_default().into(),
         ]);
     }
     print(&table.render(width(), Paint::stdout()))
+}
+
+/// What its jobs may have at once.
+fn at_most(party: &Party) -> String {
+    let cpus = party.quota_cpus.map(|cpus| format!("{cpus} cores"));
+    let gpus = party.quota_gpus.map(|gpus| format!("{gpus} GPUs"));
+    let limits: Vec<String> = [cpus, gpus].into_iter().flatten().collect();
+    if limits.is_empty() { "any".into() } else { limits.join(", ") }
+}
+
+async fn allow(wanted: &Allow, context: &Context) -> Outcome {
+    let Allow { party, weight, cpus, gpus } = wanted;
+    let mut body = serde_json::Map::new();
+    body.extend(weight.map(|weight| ("weight".to_owned(), json!(weight))));
+    body.extend(cpus.map(|Most(cpus)| ("cpus".to_owned(), json!(cpus))));
+    body.extend(gpus.map(|Most(gpus)| ("gpus".to_owned(), json!(gpus))));
+    let answer = context.api()?.post(&format!("/v1/parties/{party}/share"), body.into()).await?;
+    let request = &answer.json()["item"]["request"];
+    if context.json {
+        print_json(answer.json())?;
+    } else if request.is_null() {
+        let now: Party = answer.item()?;
+        let weight = now.weight.unwrap_or(1);
+        print(&format!("Jobs of {party} have weight {weight}, and at most: {}.\n", at_most(&now)))?;
+    } else {
+        print(&format!(
+            "Request {request} waits for a majority of the parties (mesh request ls).\n"
+        ))?;
+    }
+    // Nothing has changed yet: a script must not go on as if it had.
+    Ok(if request.is_null() { ExitCode::SUCCESS } else { Code::Consent.exit() })
 }
 
 async fn key(out: Option<&Path>, remove: bool, context: &Context) -> Outcome {

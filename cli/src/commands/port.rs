@@ -59,7 +59,9 @@ fn named(word: &str) -> Result<String, crate::value::ValueError> {
 pub(crate) async fn run(port: &Port, context: &Context) -> Outcome {
     let api = context.api()?;
     let task = port.job.find(&api, port.task).await?;
-    check(&task, &port.port)?;
+    if check(&task, &port.port)? == Declared::Perhaps {
+        ask(&api, &task, &port.port).await?;
+    }
     let listener = listen(port).await?;
     let address = listener.local_addr().map_err(|error| unbound(&error))?;
     if context.json {
@@ -91,15 +93,27 @@ pub(crate) async fn run(port: &Port, context: &Context) -> Outcome {
     }
 }
 
-/// Whether the job has such a port, as far as its file tells: which number an automatic one has is for its node to say.
-fn check(task: &Task, wanted: &str) -> Result<(), Report> {
+/// Whether a port stands in a job's file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Declared {
+    Surely,
+    /// Its node picks the number of one: it knows.
+    Perhaps,
+}
+
+/// Whether the job has such a port, as far as its file tells.
+fn check(task: &Task, wanted: &str) -> Result<Declared, Report> {
     let ports = || task.groups.iter().filter_map(|group| group["ports"].as_object()).flatten();
     let is_it = |name: &str, port: &Value| match PortRef::parse(wanted) {
         PortRef::Name(wanted) => wanted == name,
-        PortRef::Number(wanted) => port.is_null() || port.as_u64() == Some(wanted.into()),
+        PortRef::Number(wanted) => port.as_u64() == Some(wanted.into()),
     };
     if ports().any(|(name, port)| is_it(name.as_str(), port)) {
-        return Ok(());
+        return Ok(Declared::Surely);
+    }
+    let is_number = matches!(PortRef::parse(wanted), PortRef::Number(_));
+    if is_number && ports().any(|(_, port)| port.is_null()) {
+        return Ok(Declared::Perhaps);
     }
     let named: Vec<String> = ports()
         .map(|(name, port)| match port.as_u64() {
@@ -113,6 +127,24 @@ fn check(task: &Task, wanted: &str) -> Result<(), Report> {
     };
     let hint = "name it in [ports] of the job.toml, and submit it again: mesh help job.toml";
     Err(Report::new(Code::NotFound, format!("{} has no port {wanted}", task.called()), cause, hint))
+}
+
+/// Asks the task's node for a port of this number, before anybody is told that there is one. That nothing answers there yet is
+/// no reason to refuse it.
+async fn ask(api: &Api, task: &Task, wanted: &str) -> Result<(), Report> {
+    match api.upgrade(&task.path("port", &[("port", wanted)])).await {
+        Err(report) if is_undeclared(&report) => {
+            let message = format!("{} has no port {wanted}", task.called());
+            Err(Report { code: Code::NotFound, message, ..report })
+        }
+        // Whatever else is wrong is told to those who connect.
+        _ => Ok(()),
+    }
+}
+
+/// Whether a node says that there is no such port: see `work/stream/ports.rs`.
+fn is_undeclared(report: &Report) -> bool {
+    report.code == Code::Refused && report.cause.starts_with("the job has no ")
 }
 
 /// The port that was asked for; else the one that the task has, or any.
@@ -191,9 +223,15 @@ mod tests {
     fn only_a_port_of_the_jobs_file_can_be_meant() {
         let groups = vec![json!({ "ports": { "http": 8080, "rpc": null } }), json!({})];
         let mut task = Task { job: "ab".into(), name: "x".into(), number: None, groups };
-        for port in ["http", "8080", "rpc", "40001"] {
-            assert!(check(&task, port).is_ok(), "{port}");
+        for port in ["http", "8080", "rpc"] {
+            assert_eq!(check(&task, port).unwrap(), Declared::Surely, "{port}");
         }
+        // The node that picked a number for the second knows.
+        assert_eq!(check(&task, "40001").unwrap(), Declared::Perhaps);
+        let told = |code, cause: &str| is_undeclared(&Report::new(code, "x", cause, "x"));
+        assert!(told(Code::Refused, "the job has no port 9999; it has rpc (40002)"));
+        assert!(!told(Code::Refused, "nothing answers on port 40002 of the task (rpc)"));
+        assert!(!told(Code::Unavailable, "the job has no port 9999"));
         let report = check(&task, "ssh").unwrap_err();
         assert_eq!(report.code, Code::NotFound);
         assert!(report.cause.contains("http (8080)") && report.cause.contains("rpc"), "{report:?}");

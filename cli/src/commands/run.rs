@@ -114,7 +114,7 @@ pub(crate) async fn run(run: &Run, context: &Context) -> Outcome {
         ))),
     };
     let outcome = match begun {
-        Ok(()) => session(&api, &task, command, run.how).await,
+        Ok(()) => session(&api, &task, command, run.how, context).await,
         Err(Begun::Not(report)) => return Err(report),
         Err(Begun::Perhaps(report)) => Err(report),
     };

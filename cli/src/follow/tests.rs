@@ -118,6 +118,8 @@ fn a_log_that_is_asked_for_again_begins_with_the_line_that_was_shown_first() {
     let wish = LogWish { follow: true, task: Some(3), ..LogWish::default() };
     assert_eq!(wish.path("ab", None), "/v1/jobs/ab/logs?task=3&follow=true");
     assert_eq!(wish.path("ab", Some(7)), "/v1/jobs/ab/logs?task=3&follow=true");
+    let wish = LogWish { attempt: Some(2), ..LogWish::default() };
+    assert_eq!(wish.path("ab", None), "/v1/jobs/ab/logs?attempt=2");
     let wish = LogWish { lines: Some(10), ..LogWish::default() };
     assert_eq!(wish.path("ab", None), "/v1/jobs/ab/logs?lines=10");
     assert_eq!(wish.path("ab", Some(7)), "/v1/jobs/ab/logs?since_ms=7");

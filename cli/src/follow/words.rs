@@ -88,9 +88,7 @@ pub(crate) fn failure(context: &Context, job: &Job) -> Option<Report> {
         "lost" => format!("{} is lost", job.called()),
         _ => format!("{} failed", job.called()),
     };
-    // The task that failed says more than the others, which ended because of it.
-    let task = job.tasks.iter().find(|task| task.state == "failed");
-    let task = task.or(match job.tasks.as_slice() {
+    let task = culprit(job).or(match job.tasks.as_slice() {
         [only] => Some(only),
         _ => None,
     });
@@ -117,6 +115,17 @@ pub(crate) fn failure(context: &Context, job: &Job) -> Option<Report> {
     Some(Report::new(Code::Failed, message, cause, hint))
 }
 
+/// The task that failed: the one that the job's reason names. The others of its gang failed because of it.
+fn culprit(job: &Job) -> Option<&Task> {
+    let named = job.reason.as_deref().and_then(|reason| {
+        let (number, _) = reason.strip_prefix("task ")?.split_once(':')?;
+        number.parse::<u64>().ok()
+    });
+    let failed = || job.tasks.iter().filter(|task| task.state == "failed");
+    let named = failed().find(|task| Some(task.number) == named);
+    named.or_else(|| failed().find(|task| task.exit_code.is_some())).or_else(|| failed().next())
+}
+
 fn reason(task: &Task) -> Option<String> {
     task.reason.clone().or_else(|| task.exit_code.map(|code| format!("exit code {code}")))
 }
@@ -129,4 +138,28 @@ pub(crate) fn late(context: &Context, job: &Job, limit: &str) -> Report {
     };
     let message = format!("{} is not over after {limit}", job.called());
     Report::new(Code::Timeout, message, how, super::goes_on(context, job))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn of_a_gang_the_task_is_named_that_failed_and_not_those_that_ended_with_it() {
+        let task = |n: u64, code: Option<u64>| json!({ "number": n, "state": "failed", "exit_code": code });
+        let job = |reason: Option<&str>| -> Job {
+            serde_json::from_value(json!({
+                "id": "1a2b3c4d", "state": "failed", "reason": reason,
+                "tasks": [task(0, None), task(2, None), task(3, Some(1))],
+            }))
+            .unwrap()
+        };
+        let number = |reason| culprit(&job(reason)).map(|task| task.number);
+        assert_eq!(number(Some("task 3: exit code 1")), Some(3));
+        assert_eq!(number(Some("task 2: no image x")), Some(2));
+        assert_eq!(number(None), Some(3));
+        assert_eq!(culprit(&Job::default()).map(|task| task.number), None);
+    }
 }

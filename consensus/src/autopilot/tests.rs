@@ -449,6 +449,19 @@ fn a_better_learner_is_added_before_the_worse_one_goes() {
 }
 
 #[test]
+fn a_learner_too_many_makes_room_for_one_of_a_party_without_a_seat() {
+    // One of them voted until the only node of b took its place; the only node of c watches.
+    let view = calm(9, &[1, 2, 3, 4, 8], &[5, 6, 7]).parties("aaaaaaabc");
+    let mut mesh = Mesh { view, dead: BTreeSet::new(), changes: 0 };
+    for _ in 0..1000 {
+        mesh.step();
+    }
+    let view = &mesh.view;
+    let votes = seats_by(view, &view.config.voters, |member| member.party.0[0]);
+    assert_eq!(votes, BTreeMap::from([(b'a', 1), (b'b', 1), (b'c', 1)]));
+}
+
+#[test]
 fn a_learner_goes_when_it_leaves_or_when_nobody_hears_it() {
     let view = || calm(7, &[1, 2, 3, 4, 5], &[6, 7]);
     assert_eq!(decide(&view().leaving(6).changed(0)), seats(&[gone(6)]));

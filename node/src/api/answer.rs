@@ -217,6 +217,11 @@ pub(super) fn unwritten(handle: &Handle, error: WriteError) -> Problem {
             Problem::timeout("no answer came in time", cause, again)
         }
         WriteError::Busy => busy(error.to_string()),
+        WriteError::Disk(why) => Problem::refused(
+            "this node cannot write to its disk",
+            why,
+            "make room in its directory (mesh doctor), or ask another node",
+        ),
         WriteError::NoPartyKey => {
             let own = handle.roster().members.get(&handle.whoami.node).map(|place| place.worker);
             let hint = match own {

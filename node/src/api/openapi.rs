@@ -177,6 +177,7 @@ mod tests {
         "post /v1/tickets",
         "delete /v1/tickets/{ticket}",
         "get /v1/parties",
+        "post /v1/parties/{party}/share",
         "post /v1/party/key",
         "get /v1/requests",
         "get /v1/requests/{request}",

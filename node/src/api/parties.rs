@@ -1,4 +1,4 @@
-//! `/v1/parties` and `/v1/party/key`: the owners of nodes and data, and this party's key.
+//! `/v1/parties`, their shares, and `/v1/party/key`: the owners of nodes and data, and this party's key.
 
 use axum::extract::{Extension, State};
 use axum::http::StatusCode;
@@ -10,12 +10,15 @@ use serde_json::{Value, json};
 use zeroize::Zeroizing;
 
 use super::Api;
-use super::answer::{Answer, Problem, body, date, has_state, item, items, unwritten};
+use super::answer::{Answer, Param, Problem, body, date, has_state, item, items, unwritten};
 use super::guard::OverSocket;
 use super::route::{Form, Route, field};
 use crate::dir::DirError;
 use crate::handle::WriteError;
 use crate::party::PartySecret;
+use crate::state::party::Party;
+use crate::state::request::JointAct;
+use crate::state::share::{self, Share, WEIGHTS};
 
 /// In the node's directory: the party's key is kept elsewhere, and this node does not ask for it again.
 const OFFLINE: &str = "offline";
@@ -23,6 +26,16 @@ const OFFLINE: &str = "offline";
 pub(super) fn routes() -> Vec<Route> {
     vec![
         Route::get("/v1/parties", "The parties of the mesh.", list).form(Form::Items),
+        Route::post(
+            "/v1/parties/{party}/share",
+            "Says what a party is to have of what all share, by a request to all parties.",
+            allow,
+        )
+        .body([
+            field("weight", "integer", "From 1 to 1000; what is left out stays as it is."),
+            field("cpus", "number", "The most cores that its jobs may have at once; null for any."),
+            field("gpus", "integer", "The most GPUs; null for any."),
+        ]),
         Route::post(
             "/v1/party/key",
             "Hands out the secret of this node's party, or takes it back, over the socket alone.",
@@ -38,13 +51,16 @@ pub(super) fn routes() -> Vec<Route> {
 async fn list(State(api): State<Api>) -> Answer {
     has_state(&api)?;
     let parties = api.look(|see| {
-        let parties = see.replica.machine().parties().iter();
-        parties.map(|(id, one)| (*id, one.name.to_string(), one.founded.time)).collect::<Vec<_>>()
+        let state = see.replica.machine();
+        let told = |(id, one): (&PartyId, &Party)| {
+            (*id, one.name.to_string(), one.founded.time, state.share(*id))
+        };
+        state.parties().iter().map(told).collect::<Vec<_>>()
     });
     let parties = parties.await?;
     let roster = api.roster();
     let own = roster.party_of(api.whoami.node);
-    let row = |(id, name, founded): &(PartyId, String, _)| -> Value {
+    let row = |(id, name, founded, share): &(PartyId, String, _, Share)| -> Value {
         let nodes = roster.members.iter().filter(|(_, place)| place.party == *id && !place.leaving);
         let voters = roster.voters.iter().filter(|node| roster.party_of(**node) == Some(*id));
         json!({
@@ -54,9 +70,79 @@ async fn list(State(api): State<Api>) -> Answer {
             "voters": voters.count(),
             "own": own == Some(*id),
             "founded_at": date(*founded),
+            "weight": share.weight,
+            "quota_cpus": share.quota.cpu_milli.map(|milli| milli as f64 / 1000.0),
+            "quota_gpus": share.quota.gpus,
         })
     };
     Ok(items(&api, parties.iter().map(row).collect()))
+}
+
+/// What a share takes. What is left out stays as it is; `null` lifts a limit.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct WantsShare {
+    weight: Option<u32>,
+    cpus: Value,
+    gpus: Value,
+}
+
+async fn allow(State(api): State<Api>, Param(wanted): Param<String>, bytes: Bytes) -> Answer {
+    let given: serde_json::Map<String, Value> = body(&bytes)?;
+    let WantsShare { weight, cpus, gpus } = body(&bytes)?;
+    let party = super::data::find_party(&api, &wanted)?;
+    let (level, before) = api
+        .look(move |see| {
+            let state = see.replica.machine();
+            (state.level().number, state.share(party))
+        })
+        .await?;
+    if level < share::SINCE {
+        return Err(Problem::refused(
+            "the mesh cannot keep shares of parties yet",
+            "some of its nodes run an older version of mesh",
+            "mesh nodes tells which; install the newest version there",
+        ));
+    }
+    let mut share = before;
+    share.weight = weight.unwrap_or(share.weight);
+    if !WEIGHTS.contains(&share.weight) {
+        let cause = format!("{} is not from 1 to {}", share.weight, WEIGHTS.end());
+        return Err(Problem::bad("the weight is not one", cause, "mesh party allow PARTY --weight 2"));
+    }
+    if given.contains_key("cpus") {
+        share.quota.cpu_milli = limit(&cpus, 1000.0)?;
+    }
+    if given.contains_key("gpus") {
+        share.quota.gpus = limit(&gpus, 1.0)?;
+    }
+    let request = match share == before {
+        true => None,
+        false => super::requests::open(&api, JointAct::Allow { party, share }).await?,
+    };
+    let row = json!({
+        "id": party,
+        "weight": share.weight,
+        "quota_cpus": share.quota.cpu_milli.map(|milli| milli as f64 / 1000.0),
+        "quota_gpus": share.quota.gpus,
+        "allowed": request.is_none(),
+        "request": request.map(|id| id.0),
+    });
+    Ok(item(&api, row))
+}
+
+/// A limit in so small units: a number, or `null` for none.
+fn limit(told: &Value, units: f64) -> Result<Option<u64>, Problem> {
+    const MOST: f64 = 1e12;
+    let number = match told {
+        Value::Null => return Ok(None),
+        told => told.as_f64().map(|number| number * units),
+    };
+    let number = number.filter(|number| (0.0..=MOST).contains(number) && number.fract() == 0.0);
+    number.map(|number| Some(number as u64)).ok_or_else(|| {
+        let cause = format!("{told} is not a number that can be given");
+        Problem::bad("the limit is not one", cause, "mesh party allow PARTY --cpus 64 --gpus 8")
+    })
 }
 
 /// What `key` takes.

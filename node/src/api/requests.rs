@@ -1,5 +1,7 @@
 //! `/v1/requests`: what waits for the consent of a majority of the parties, and what came of the latest.
 
+use std::time::Duration;
+
 use axum::extract::State;
 use axum::http::Uri;
 use mesh_consensus::id::PartyId;
@@ -12,13 +14,19 @@ use super::answer::{
     Answer, Param, Problem, date, has_state, item, items, query, quoted, unwritten,
 };
 use super::route::{Form, Route, field};
+use crate::clock;
 use crate::engine::Roster;
 use crate::handle::{Ask, See, WriteError};
-use crate::state::command::{Act, RequestSign, RequestWithdraw};
+use crate::scheduler::Quota;
+use crate::state::command::{Act, RequestOpen, RequestSign, RequestWithdraw};
 use crate::state::decided::Decided;
 use crate::state::name::Name;
 use crate::state::refusal::Refusal;
 use crate::state::request::{JointAct, Request, RequestId};
+use crate::state::share::Share;
+
+/// How long the other parties have to answer a request.
+const REQUEST_TTL: Duration = Duration::from_secs(7 * 24 * 3600);
 
 pub(super) fn routes() -> Vec<Route> {
     vec![
@@ -182,6 +190,39 @@ async fn check_open(api: &Api, id: RequestId, wanted: &str) -> Result<(), Proble
     }
 }
 
+/// Asks the other parties for it, in the name of this node's own. The request that waits for them; `None` if it is done. One
+/// that waits already is not opened twice: it would count against what the party may have open.
+pub(super) async fn open(api: &Api, act: JointAct) -> Result<Option<RequestId>, Problem> {
+    let own = api.roster().party_of(api.whoami.node);
+    let now = api.pulse().time.max(clock::now());
+    let wanted = act.clone();
+    let waits = api.look(move |see| {
+        let mut open = see.replica.machine().requests().iter();
+        let same = |request: &Request| {
+            Some(request.opener) == own && request.act == wanted && request.expires > now
+        };
+        open.find(|(_, request)| same(request)).map(|(id, _)| *id)
+    });
+    if let Some(id) = waits.await? {
+        return Ok(Some(id));
+    }
+    let act = RequestOpen { act, expires: now.after(REQUEST_TTL) };
+    let ask = Ask { act: Act::RequestOpen(act), signed: true };
+    let written = api.write(vec![ask]).await.map_err(|error| unwritten(api, error))?;
+    let id = RequestId::at(written.index, written.first);
+    let waits = api.look(move |see| see.replica.machine().requests().contains_key(&id)).await?;
+    Ok(waits.then_some(id))
+}
+
+/// What a party is to have, as people say it.
+fn in_words(share: &Share) -> String {
+    let Share { weight, quota: Quota { cpu_milli, gpus } } = share;
+    let cpus = cpu_milli.map(|milli| format!("at most {} cores", milli as f64 / 1000.0));
+    let gpus = gpus.map(|gpus| format!("at most {gpus} GPUs"));
+    let parts = [Some(format!("weight {weight}")), cpus, gpus];
+    parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
+}
+
 fn party(id: &PartyId, roster: &Roster) -> String {
     roster.parties.get(id).map_or_else(|| id.short(), ToString::to_string)
 }
@@ -190,7 +231,7 @@ fn party(id: &PartyId, roster: &Roster) -> String {
 fn row(id: RequestId, request: &Request, roster: &Roster, now: Time) -> Value {
     let node = match &request.act {
         JointAct::RemoveNode { node } => roster.members.get(node),
-        JointAct::FoundParty { .. } => None,
+        JointAct::FoundParty { .. } | JointAct::Allow { .. } => None,
     };
     let subject = node.map(|place| (&place.name, place.party));
     let mut row = told(id, request, subject, roster);
@@ -230,6 +271,10 @@ fn told(
                 None => format!("remove node {}", node.short()),
             };
             ("remove_node", node.to_string(), text)
+        }
+        JointAct::Allow { party: of, share } => {
+            let text = format!("let party {} have {}", party(of, roster), in_words(share));
+            ("allow", of.to_string(), text)
         }
     };
     json!({

@@ -1,7 +1,6 @@
 //! What is done to a member: removed, drained, labelled.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use axum::extract::State;
 use bytes::Bytes;
@@ -12,16 +11,14 @@ use serde_json::json;
 use super::Api;
 use super::answer::{Answer, Param, Problem, body, has_state, item, quoted, unwritten};
 use super::nodes::find_node;
+use super::requests;
 use super::route::{Route, field};
-use crate::clock;
 use crate::handle::Ask;
-use crate::state::command::{Act, Drain, Label, Leave, RequestOpen};
+use crate::state::command::{Act, Drain, Label, Leave};
 use crate::state::label::LabelValue;
 use crate::state::name::Name;
-use crate::state::request::{JointAct, Request, RequestId};
+use crate::state::request::JointAct;
 
-/// How long the other parties have to answer a request.
-const REQUEST_TTL: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Labels that one request changes.
 const MAX_CHANGES: usize = 64;
 
@@ -66,27 +63,8 @@ async fn remove(State(api): State<Api>, Param(wanted): Param<String>) -> Answer 
         api.write(vec![ask]).await.map_err(|error| unwritten(&api, error))?;
         return Ok(item(&api, json!({ "id": node, "removed": true })));
     }
-    let now = api.pulse().time.max(clock::now());
-    let act = JointAct::RemoveNode { node };
-    let wanted = act.clone();
-    let open = api.look(move |see| {
-        let mut open = see.replica.machine().requests().iter();
-        let same = |request: &Request| {
-            Some(request.opener) == own && request.act == wanted && request.expires > now
-        };
-        open.find(|(_, request)| same(request)).map(|(id, _)| *id)
-    });
-    if let Some(id) = open.await? {
-        // A second one would wait beside the first, and count against what the party may have open.
-        return Ok(item(&api, json!({ "id": node, "removed": false, "request": id.0 })));
-    }
-    let act = RequestOpen { act, expires: now.after(REQUEST_TTL) };
-    let ask = Ask { act: Act::RequestOpen(act), signed: true };
-    let written = api.write(vec![ask]).await.map_err(|error| unwritten(&api, error))?;
-    let id = RequestId::at(written.index, written.first);
-    let waits = api.look(move |see| see.replica.machine().requests().contains_key(&id)).await?;
-    let request = waits.then_some(id.0);
-    Ok(item(&api, json!({ "id": node, "removed": !waits, "request": request })))
+    let request = requests::open(&api, JointAct::RemoveNode { node }).await?.map(|id| id.0);
+    Ok(item(&api, json!({ "id": node, "removed": request.is_none(), "request": request })))
 }
 
 /// What `drain` takes.

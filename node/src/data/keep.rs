@@ -4,6 +4,7 @@
 //! others give or take a moment: of those who may hold a version and do not, the ones that placement
 //! ranks first take what is missing. A version that is new is fetched at once. A holder that fell
 //! silent is waited for a while, since most come back, and what is fetched in its stead is fetched slowly.
+//! One that says to have no room for it is passed over, and comes last where too few are left.
 //!
 //! If it comes back after all, there is a copy too many. The one that placement ranks last releases its own, through
 //! the log: the state refuses that where it would leave fewer than are wanted.
@@ -16,7 +17,8 @@ use mesh_storage::placement::{Candidate, owners};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
-use super::pull::How;
+use super::pull::{How, PullError};
+use super::room::{Disk, Others, size};
 use super::{Data, Found};
 use crate::clock;
 use crate::handle::{Ask, WriteError};
@@ -51,6 +53,8 @@ const MAX_DUTIES: usize = 1024;
 const MAX_RELEASES: usize = 64;
 /// After a failure a version is left alone for this long.
 const REST: Duration = Duration::from_secs(10);
+/// And for this long if there was no room for it: others are asked first, and room is seldom made in seconds.
+const REST_FULL: Duration = Duration::from_secs(30);
 
 /// How long a silent holder is waited for. Tests of real processes cannot wait for minutes.
 pub(super) fn lost() -> Duration {
@@ -72,6 +76,9 @@ fn settled() -> Duration {
 struct Heard {
     me: NodeId,
     silence: BTreeMap<NodeId, Duration>,
+    /// What they said of their disks, this node among them: all must go by the same words. One that said nothing may
+    /// have room.
+    disks: BTreeMap<NodeId, Disk>,
     /// See [`LOST`].
     lost: Duration,
 }
@@ -90,6 +97,14 @@ impl Heard {
     fn is_awake(&self, node: NodeId) -> bool {
         self.within(node, AWAKE.min(self.lost))
     }
+
+    /// Whether a copy of so many bytes would fit there, as far as is known.
+    fn has_room(&self, node: NodeId, bytes: Option<u64>) -> bool {
+        match (bytes, self.disks.get(&node)) {
+            (Some(bytes), Some(disk)) => disk.fits(bytes),
+            _ => true,
+        }
+    }
 }
 
 /// Keeps a version that is here from being evicted, for as long as it is counted on.
@@ -106,6 +121,59 @@ struct Duty {
     repairs: bool,
 }
 
+/// How it went with a [`Duty`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Taken {
+    /// There is a copy, or nothing to be done.
+    Fine,
+    /// It may go better next time.
+    Failed,
+    /// It does not fit here.
+    NoRoom(PullError),
+}
+
+impl Taken {
+    /// Why there is no copy.
+    fn of(error: PullError) -> Self {
+        match error {
+            PullError::Full | PullError::NoRoom { .. } => Self::NoRoom(error),
+            _ => Self::Failed,
+        }
+    }
+
+    /// For how long the version is left alone.
+    fn rest(&self) -> Option<Duration> {
+        match self {
+            Self::Fine => None,
+            Self::Failed => Some(REST),
+            Self::NoRoom(_) => Some(REST_FULL),
+        }
+    }
+}
+
+/// Of which versions it was said already that they do not fit here.
+#[derive(Default)]
+struct Told(BTreeSet<VersionId>);
+
+impl Told {
+    /// Whether it is yet to be said that a version does not fit here: once, however often it is tried.
+    fn is_news(&mut self, version: VersionId, taken: &Taken) -> bool {
+        match taken {
+            Taken::NoRoom(_) => {
+                if self.0.len() >= MAX_DUTIES {
+                    self.0.clear();
+                }
+                self.0.insert(version)
+            }
+            Taken::Fine => {
+                self.0.remove(&version);
+                false
+            }
+            Taken::Failed => false,
+        }
+    }
+}
+
 /// Versions of which this node's copy is one too many: who held each when that was seen first, and when it was.
 type Spare = BTreeMap<VersionId, (BTreeSet<NodeId>, Instant)>;
 
@@ -113,7 +181,8 @@ type Spare = BTreeMap<VersionId, (BTreeSet<NodeId>, Instant)>;
 pub(crate) async fn run(data: Data) {
     let mut pulse = data.shown.pulse.clone();
     let mut resting: BTreeMap<VersionId, Instant> = BTreeMap::new();
-    let mut fetching: JoinSet<(VersionId, bool)> = JoinSet::new();
+    let mut fetching: JoinSet<(VersionId, Taken)> = JoinSet::new();
+    let mut told = Told::default();
     let mut under_way: BTreeSet<VersionId> = BTreeSet::new();
     let mut looked: Option<(u64, Instant)> = None;
     let mut releasing: JoinSet<()> = JoinSet::new();
@@ -148,10 +217,13 @@ pub(crate) async fn run(data: Data) {
         }
         tokio::select! {
             done = fetching.join_next(), if !fetching.is_empty() => {
-                if let Some(Ok((version, fine))) = done {
+                if let Some(Ok((version, taken))) = done {
                     under_way.remove(&version);
-                    if !fine {
-                        resting.insert(version, Instant::now() + REST);
+                    if let (true, Taken::NoRoom(error)) = (told.is_news(version, &taken), &taken) {
+                        tracing::warn!(%version, %error, "a copy does not fit on this node: another is to take it");
+                    }
+                    if let Some(rest) = taken.rest() {
+                        resting.insert(version, Instant::now() + rest);
                     }
                     looked = None;
                 }
@@ -169,24 +241,32 @@ impl Data {
     fn heard(&self) -> Heard {
         let members: Vec<NodeId> = self.shown.roster.borrow().members.keys().copied().collect();
         let (me, lost) = (self.whoami.node, self.lost);
-        let silence = self.hub.look(|view, now| {
-            let of =
+        let (silence, disks) = self.hub.look(|view, now| {
+            let silent =
                 |node: NodeId| if node == me { Duration::ZERO } else { view.silence(node, now) };
-            members.into_iter().map(|node| (node, of(node))).collect()
+            let disk = |node: NodeId| {
+                let sight = view.get(node, now)?;
+                let (total, free) = (sight.record.facts.disk_bytes, sight.load.disk_free_bytes);
+                Some((node, Disk { total, free }))
+            };
+            let disks = members.iter().filter_map(|node| disk(*node)).collect();
+            (members.iter().map(|node| (*node, silent(*node))).collect(), disks)
         });
-        Heard { me, silence, lost }
+        Heard { me, silence, disks, lost }
     }
 
     /// What this node should fetch now, what is new first.
     async fn duties(&self) -> Vec<Duty> {
         let (heard, now) = (self.heard(), clock::now());
+        let private = self.private().await.unwrap_or_default();
         let duties = self.look(move |state| {
             let mut duties = Vec::new();
             for (id, version) in state.versions() {
                 if lacks(state, version, &heard) == 0 {
                     continue;
                 }
-                let is_its_turn = takes(state, *id, version, &heard);
+                let bytes = size(*id, version, &private);
+                let is_its_turn = takes(state, *id, version, bytes, &heard);
                 let repairs = now.since(version.created.time) > NEW;
                 duties.push((version.created.index, is_its_turn, Duty { version: *id, repairs }));
             }
@@ -251,26 +331,25 @@ impl Data {
         }
     }
 
-    /// How many nodes beside the holders could take a copy: now, and if all were awake.
-    pub(super) async fn able_to_hold(&self, id: VersionId) -> (usize, usize) {
-        let heard = self.heard();
-        let able = self.look(move |state| {
+    /// Which nodes beside the holders may have a copy; `None` if there is no such version, or this node cannot tell now.
+    pub(super) async fn others(&self, id: VersionId) -> Option<Others> {
+        let (heard, private) = (self.heard(), self.private().await.unwrap_or_default());
+        let others = self.look(move |state| {
             let version = state.version(id)?;
-            let others = || may_hold(state, version).filter(|n| !version.holders.contains(n));
-            Some((others().filter(|node| heard.is_awake(*node)).count(), others().count()))
+            Some(others(state, version, size(id, version, &private), &heard))
         });
-        able.await.flatten().unwrap_or_default()
+        others.await.flatten()
     }
 
-    /// Fetches a version and says that it is held here. Whether that went well.
-    async fn take(&self, duty: Duty) -> bool {
-        let Some(found) = self.find(duty.version).await else { return true };
+    /// Fetches a version and says that it is held here.
+    async fn take(&self, duty: Duty) -> Taken {
+        let Some(found) = self.find(duty.version).await else { return Taken::Fine };
         let how = How { limit: duty.repairs.then_some(REPAIR_RATE), ..How::default() };
         if let Err(error) = self.bring(&found, how, |_| {}).await {
             tracing::debug!(version = %duty.version, %error, "a copy could not be made");
-            return false;
+            return Taken::of(error);
         }
-        self.hold(&found).await
+        if self.hold(&found).await { Taken::Fine } else { Taken::Failed }
     }
 
     /// Keeps the version from eviction, and says that it is here for good.
@@ -308,30 +387,57 @@ fn lacks(state: &State, version: &Version, heard: &Heard) -> usize {
     if could { usize::from(version.copies).saturating_sub(holders) } else { 0 }
 }
 
-/// Whether this node is among those who should make up for missing copies.
-fn takes(state: &State, id: VersionId, version: &Version, heard: &Heard) -> bool {
+/// Those who may have a copy of so many bytes and have none.
+fn others(state: &State, version: &Version, bytes: Option<u64>, heard: &Heard) -> Others {
+    let mut others = Others::default();
+    for node in may_hold(state, version).filter(|node| !version.holders.contains(node)) {
+        match (heard.is_awake(node), heard.has_room(node, bytes)) {
+            (false, _) => others.silent.push(node),
+            (true, false) => others.full.push(node),
+            (true, true) => others.able.push(node),
+        }
+    }
+    others
+}
+
+/// Whether this node is among those who should make up for missing copies. Those without room for so many bytes are the
+/// last choice: where nobody else is left, they may have some of it already, or can evict something.
+fn takes(
+    state: &State,
+    id: VersionId,
+    version: &Version,
+    bytes: Option<u64>,
+    heard: &Heard,
+) -> bool {
     let missing = lacks(state, version, heard);
     if missing == 0 {
         return false;
     }
     let holders: BTreeSet<NodeId> =
         version.holders.iter().copied().filter(|node| heard.is_there(*node)).collect();
-    let mut apart = Vec::new();
-    let mut beside = Vec::new();
+    let (mut apart, mut beside, mut full) = (Vec::new(), Vec::new(), Vec::new());
     let taken: BTreeSet<&str> = holders.iter().filter_map(|node| domain(state, *node)).collect();
     for node in may_hold(state, version) {
         if holders.contains(&node) || !heard.is_awake(node) {
             continue;
         }
         let candidate = Candidate { node, domain: domain(state, node), weight: 1 };
-        match candidate.domain {
-            Some(domain) if taken.contains(domain) => beside.push(candidate),
-            _ => apart.push(candidate),
+        let is_beside = candidate.domain.is_some_and(|domain| taken.contains(domain));
+        match (heard.has_room(node, bytes), is_beside) {
+            (true, false) => apart.push(candidate),
+            (true, true) => beside.push(candidate),
+            (false, _) => full.push(candidate),
         }
     }
-    let first = owners(id, &apart, missing);
-    let me = heard.me;
-    first.contains(&me) || owners(id, &beside, missing - first.len().min(missing)).contains(&me)
+    let mut left = missing;
+    for candidates in [apart, beside, full] {
+        let chosen = owners(id, &candidates, left);
+        if chosen.contains(&heard.me) {
+            return true;
+        }
+        left = left.saturating_sub(chosen.len());
+    }
+    false
 }
 
 /// Whether this node's copy is one too many. Of the holders that are there only the one that placement ranks last says
@@ -416,7 +522,8 @@ mod tests {
         let silence: BTreeMap<NodeId, Duration> = (1..=5).map(|n| (id(n), of(n))).collect();
         let version = scene.state.version(VERSION).unwrap();
         let would = |n: &u8| {
-            let heard = Heard { me: id(*n), silence: silence.clone(), lost: LOST };
+            let disks = BTreeMap::new();
+            let heard = Heard { me: id(*n), silence: silence.clone(), disks, lost: LOST };
             releases(&scene.state, VERSION, version, &heard)
         };
         (1..=5).filter(would).collect()
@@ -433,13 +540,102 @@ mod tests {
 
     /// Who would take a copy, if each was last heard so long ago by the others.
     fn who_takes(scene: &Scene, heard: impl Fn(u8) -> Duration) -> Vec<u8> {
+        who_takes_beside(scene, heard, &[])
+    }
+
+    /// The same, if these have no room.
+    fn who_takes_beside(scene: &Scene, heard: impl Fn(u8) -> Duration, full: &[u8]) -> Vec<u8> {
         let version = scene.state.version(VERSION).unwrap();
         let would = |me: &u8| {
             let of = |n: u8| if n == *me { Duration::ZERO } else { heard(n) };
             let silence = (1..=5).map(|n| (id(n), of(n))).collect();
-            takes(&scene.state, VERSION, version, &Heard { me: id(*me), silence, lost: LOST })
+            let heard = Heard { me: id(*me), silence, disks: disks(full), lost: LOST };
+            takes(&scene.state, VERSION, version, Some(1 << 20), &heard)
         };
         (1..=5).filter(would).collect()
+    }
+
+    /// What is said of disks, if these are full and the others empty.
+    fn disks(full: &[u8]) -> BTreeMap<NodeId, Disk> {
+        let total = 1 << 30;
+        let disk = |n: u8| Disk { total, free: if full.contains(&n) { 0 } else { total } };
+        (1..=5).map(|n| (id(n), disk(n))).collect()
+    }
+
+    #[test]
+    fn the_next_node_takes_what_has_no_room_on_the_one_before_it() {
+        let scene = scene(&[1]);
+        let now = |_: u8| Duration::ZERO;
+        let first = who_takes(&scene, now);
+        let [stays, full] = first[..] else { panic!("two take it: {first:?}") };
+        let then = who_takes_beside(&scene, now, &[full]);
+        assert_eq!(then.len(), 2, "{then:?}");
+        assert!(then.contains(&stays) && !then.contains(&full), "{then:?} instead of {first:?}");
+        // A full holder is a holder.
+        assert_eq!(who_takes_beside(&scene, now, &[1]), first);
+    }
+
+    #[test]
+    fn where_too_few_have_room_those_without_are_the_last_choice() {
+        let scene = scene(&[1]);
+        let now = |_: u8| Duration::ZERO;
+        let takers = who_takes_beside(&scene, now, &[2, 3, 4]);
+        assert!(takers.len() == 2 && takers.contains(&5), "{takers:?}");
+        assert_eq!(who_takes_beside(&scene, now, &[2, 3, 4, 5]), who_takes(&scene, now));
+    }
+
+    #[test]
+    fn if_one_node_has_heard_of_other_disks_there_is_at_most_one_copy_too_many() {
+        let scene = scene(&[1, 2]);
+        let version = scene.state.version(VERSION).unwrap();
+        let takes_it = |me: u8, full: Option<u8>| {
+            let silence = (1..=5).map(|n| (id(n), Duration::ZERO)).collect();
+            let disks = disks(full.as_slice());
+            let heard = Heard { me: id(me), silence, disks, lost: LOST };
+            takes(&scene.state, VERSION, version, Some(1 << 20), &heard)
+        };
+        for full in 3..=5u8 {
+            assert_eq!((3..=5).filter(|n| takes_it(*n, Some(full))).count(), 1, "all know");
+            for odd in 3..=5u8 {
+                let deaf = |n: &u8| takes_it(*n, (*n != odd).then_some(full));
+                let alone = |n: &u8| takes_it(*n, (*n == odd).then_some(full));
+                assert!(
+                    (3..=5).filter(deaf).count() <= 2,
+                    "{odd} has not heard that {full} is full"
+                );
+                assert!((3..=5).filter(alone).count() <= 2, "{odd} alone has heard it");
+            }
+        }
+    }
+
+    #[test]
+    fn only_those_that_are_there_and_have_room_can_take_a_copy() {
+        let scene = scene(&[1]);
+        let version = scene.state.version(VERSION).unwrap();
+        let silent = |n: u8| if n == 3 { 2 * AWAKE } else { Duration::ZERO };
+        let silence = (1..=5).map(|n| (id(n), silent(n))).collect();
+        let heard = Heard { me: id(1), silence, disks: disks(&[1, 2, 3]), lost: LOST };
+        let mut found = others(&scene.state, version, Some(1 << 20), &heard);
+        found.able.sort_unstable();
+        let mut able = vec![id(4), id(5)];
+        able.sort_unstable();
+        assert_eq!(found, Others { able, full: vec![id(2)], silent: vec![id(3)] });
+        // Of what nobody can tell the size of, none is too large.
+        assert!(others(&scene.state, version, None, &heard).full.is_empty());
+    }
+
+    #[test]
+    fn that_a_version_does_not_fit_is_said_once() {
+        let mut told = Told::default();
+        let full = Taken::of(PullError::Full);
+        assert_eq!(full, Taken::NoRoom(PullError::Full));
+        assert!(told.is_news(VERSION, &full));
+        assert!(!told.is_news(VERSION, &full), "it is tried again");
+        assert!(!told.is_news(VERSION, &Taken::of(PullError::Stopping)));
+        assert!(!told.is_news(VERSION, &full));
+        assert!(!told.is_news(VERSION, &Taken::Fine));
+        assert!(told.is_news(VERSION, &full), "it was here meanwhile");
+        assert_eq!(full.rest(), Some(REST_FULL));
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //!                                                          │ every node sees it in the state
 //!  keep.rs   short of copies, and it is this node's turn? ─┴─► pull ─► Hold     (the push waits for these)
 //!            a copy too many, and it is this node's? ─────► Hold, released
+//!  room.rs   does it fit there? who else could have one?
 //!  pull.rs   who holds it, who pulls it too ─► a link to each ─► chunks ─► store ─► a directory
 //!  tidy.rs   reads the store again bit by bit, mends it, drops what nobody needs
 //!  serve.rs  may that party read this version? ─► manifest, bitmap, chunks
@@ -27,6 +28,7 @@ mod laying;
 mod link;
 pub mod pull;
 pub mod push;
+mod room;
 mod serve;
 mod sharing;
 pub mod tidy;
@@ -345,6 +347,12 @@ impl Data {
         let (store, manifest) = (self.store.clone(), found.manifest);
         let count = move || if store.has(manifest)? { store.lost_objects(manifest) } else { Ok(0) };
         blocking(count).await.unwrap_or(0)
+    }
+
+    /// Files of this machine that a version was made of in place, and that have changed since, as far as is known.
+    pub(crate) async fn changed_files(&self, manifest: Hash) -> Vec<PathBuf> {
+        let store = self.store.clone();
+        blocking(move || store.changed_files(manifest)).await.unwrap_or_default()
     }
 
     /// How much of a version is here: `whole`, `partial` or `none`. In a list `closely` would take too long: every object is

@@ -36,6 +36,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{interval, sleep, timeout};
 
 use super::link::{Event, Link, MAX_WRITES, Pace, Shared, link_to};
+use super::room::reserve;
 use super::sharing::Sharing;
 use super::wire::{Ask, MAX_NAMED};
 use super::{Data, Found, blocking};
@@ -282,11 +283,6 @@ impl Data {
             }
         }
     }
-}
-
-/// What a pull leaves free of a disk of so many bytes: others write there, too, and so does the node.
-fn reserve(total: u64) -> u64 {
-    (total / 100).min(256 * MIB)
 }
 
 /// Bytes that the store could give up, at most: what nobody has pinned or uses, and what was fetched in part.

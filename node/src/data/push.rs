@@ -14,12 +14,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use mesh_consensus::id::{PartyId, VersionId};
+use mesh_consensus::id::{NodeId, PartyId, VersionId};
 use mesh_storage::import::{self, Apart, ImportError, Imported};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
 use super::catalogue::{Known, Visibility};
+use super::room::Others;
 use super::{Data, keep};
 use crate::clock;
 use crate::handle::{Ask, WriteError};
@@ -34,6 +35,13 @@ use crate::state::refusal::Refusal;
 const TRIES: usize = 16;
 /// How often it is looked whether there are enough copies.
 const LOOK: Duration = Duration::from_millis(100);
+/// Somebody may be about to join, or to wake up; for so long.
+const ABOUT: Duration = Duration::from_secs(2);
+/// Once bytes have left, a copy is being made; also where the disk that it fills has no room for another by now.
+const UNDER_WAY: Duration = Duration::from_secs(30);
+/// If for so long no copy is made and no byte leaves, those who should take one do not get on with it. A node whose disk
+/// is found full is passed over within a minute: see `keep`.
+const STALLED: Duration = Duration::from_secs(120);
 /// Copies of a version, where nobody says otherwise.
 pub const COPIES: u8 = 3;
 
@@ -101,6 +109,8 @@ pub struct Shortfall {
     pub why: String,
     /// Whether nodes that could hold one were waited for in vain; otherwise there is nobody to wait for.
     pub timed_out: bool,
+    /// Whether there would be enough nodes, if these had room.
+    pub no_room: bool,
 }
 
 /// Why nothing was pushed.
@@ -142,6 +152,9 @@ impl Data {
         }
         let shortfall =
             if wish.no_wait { None } else { self.wait_for_copies(&known, progress).await };
+        if let Some(Shortfall { why, .. }) = &shortfall {
+            tracing::warn!(version = %known.id, %why, "too few copies of a new version stand");
+        }
         let known = self.known(known.id).await.unwrap_or(known);
         let Imported { new_bytes, mended, .. } = imported;
         Ok(Pushed { known, unchanged, new_bytes, mended, shortfall })
@@ -277,7 +290,7 @@ impl Data {
         Ok(VersionNew { party, id, revision, copies: wish.copies, holders, body })
     }
 
-    /// Waits until a majority of the copies is durable. Says why not, if too few nodes could have one.
+    /// Waits until a majority of the copies is durable. Says why not, if too few nodes could have one or nothing moves.
     pub(crate) async fn wait_for_copies(
         &self,
         known: &Known,
@@ -285,14 +298,14 @@ impl Data {
     ) -> Option<Shortfall> {
         let wanted = usize::from(known.copies);
         let enough = wanted / 2 + 1;
-        let begun = Instant::now();
+        let mut steps = Steps::new(Instant::now());
         loop {
             let id = known.id;
             let Some(now) = self.known(id).await else {
                 // It was removed meanwhile, or this node is too busy to say.
                 if self.look(move |state| state.version(id).is_none()).await == Some(true) {
                     let why = "it was removed meanwhile".to_owned();
-                    return Some(Shortfall { why, timed_out: false });
+                    return Some(Shortfall { why, timed_out: false, no_room: false });
                 }
                 sleep(LOOK).await;
                 continue;
@@ -305,32 +318,83 @@ impl Data {
             if copies >= enough {
                 return None;
             }
-            let (able, if_awake) = self.able_to_hold(known.id).await;
-            // Somebody may be about to join, or to wake up; not for long.
-            if copies + able < enough && begun.elapsed() > Duration::from_secs(2) {
-                return Some(Shortfall::of(enough - copies, able, if_awake));
+            let Some(others) = self.others(id).await else {
+                sleep(LOOK).await;
+                continue;
+            };
+            let quiet = steps.quiet((copies, self.sent_of(id)), Instant::now());
+            let is_hopeless =
+                copies + others.able.len() < enough && quiet > steps.patience(&others);
+            let is_stalled = quiet >= STALLED;
+            if is_hopeless || is_stalled {
+                let name = |node: NodeId| self.node_name(node);
+                return Some(Shortfall::of(enough - copies, &others, is_stalled, name));
             }
             sleep(LOOK).await;
         }
     }
+
+    /// Why fewer copies of a version stand than are wanted, in words. `None` if enough do, and of other parties' data
+    /// that this node may not read.
+    pub(crate) async fn shortfall(&self, known: &Known) -> Option<String> {
+        let missing = usize::from(known.copies).saturating_sub(known.holders.len());
+        if missing == 0 || known.manifest.is_none() {
+            return None;
+        }
+        let words = |others: Others| others.words(missing, |node| self.node_name(node));
+        let why = self.others(known.id).await.map(words);
+        Some(why.unwrap_or_else(|| "this node cannot tell why at the moment".to_owned()))
+    }
+
+    /// How people call a node.
+    fn node_name(&self, node: NodeId) -> String {
+        let roster = self.shown.roster.borrow();
+        roster.members.get(&node).map_or_else(|| node.short(), |place| place.name.to_string())
+    }
+}
+
+/// The last step that a push made towards its copies, and when it was seen.
+struct Steps {
+    /// Copies, and the bytes that have left for others.
+    last: (usize, Option<u64>),
+    at: Instant,
+    /// Whether bytes have left.
+    is_under_way: bool,
+}
+
+impl Steps {
+    fn new(now: Instant) -> Self {
+        Self { last: (0, None), at: now, is_under_way: false }
+    }
+
+    /// For how long there was no step, however long it takes in all.
+    fn quiet(&mut self, step: (usize, Option<u64>), now: Instant) -> Duration {
+        if step != self.last {
+            (self.last, self.at) = (step, now);
+        }
+        self.is_under_way |= step.1.is_some_and(|sent| sent > 0);
+        now.duration_since(self.at)
+    }
+
+    /// How long the next step is waited for if too few nodes seem able to take a copy.
+    fn patience(&self, others: &Others) -> Duration {
+        if self.is_under_way && !others.full.is_empty() { UNDER_WAY } else { ABOUT }
+    }
 }
 
 impl Shortfall {
-    /// So many copies should stand beside those that do. So many other nodes could have one now, and if all were awake.
-    fn of(more: usize, able: usize, if_awake: usize) -> Self {
-        let nodes = |count: usize, other: &str| match count {
-            0 => format!("no {other}node"),
-            1 => format!("1 {other}node"),
-            n => format!("{n} {other}nodes"),
-        };
-        let timed_out = if_awake >= more;
-        let hope = match (timed_out, if_awake.saturating_sub(able)) {
-            (true, 1) => "1 node that could have one does not answer".to_owned(),
-            (true, silent) => format!("{} that could have one do not answer", nodes(silent, "")),
-            (false, _) => format!("{} can have one now", nodes(able, "other ")),
-        };
-        let why = format!("{more} more should stand before a node is lost, and {hope}");
-        Self { why, timed_out }
+    /// So many copies should stand beside those that do, and these have none. `is_stalled` if those that could have one
+    /// did not get on with it.
+    fn of(more: usize, others: &Others, is_stalled: bool, name: impl Fn(NodeId) -> String) -> Self {
+        let if_awake = others.able.len() + others.silent.len();
+        let timed_out = is_stalled || if_awake >= more;
+        let no_room = !timed_out && if_awake + others.full.len() >= more;
+        let mut why = format!("{more} more should stand before a node is lost, and ");
+        if is_stalled {
+            why += &format!("nothing has moved for {} s: ", STALLED.as_secs());
+        }
+        why += &others.words(more, name);
+        Self { why, timed_out, no_room }
     }
 }
 
@@ -347,16 +411,51 @@ impl Drop for Cancel {
 mod tests {
     use super::*;
 
+    fn told(more: usize, able: &[u8], full: &[u8], silent: &[u8], is_stalled: bool) -> Shortfall {
+        let nodes = |numbers: &[u8]| numbers.iter().map(|n| NodeId([*n; 32])).collect();
+        let others = Others { able: nodes(able), full: nodes(full), silent: nodes(silent) };
+        Shortfall::of(more, &others, is_stalled, |node| format!("n{}", node.0[0]))
+    }
+
     #[test]
-    fn a_push_tells_whether_it_waits_for_nodes_that_do_not_answer_or_for_nobody() {
-        let told = |more, able, if_awake| {
-            let Shortfall { why, timed_out } = Shortfall::of(more, able, if_awake);
-            (why.split_once(", and ").map(|(_, hope)| hope.to_owned()).unwrap_or(why), timed_out)
+    fn a_push_tells_whether_it_waits_for_nodes_that_do_not_answer_for_room_or_for_nobody() {
+        let short = |more, able: &[u8], full: &[u8], silent: &[u8]| {
+            let Shortfall { why, timed_out, no_room } = told(more, able, full, silent, false);
+            let hope = why.split_once(", and ").map(|(_, hope)| hope.to_owned());
+            (hope.unwrap_or(why), timed_out, no_room)
         };
-        let silent = |text: &str| (text.to_owned(), true);
-        assert_eq!(told(1, 0, 1), silent("1 node that could have one does not answer"));
-        assert_eq!(told(2, 1, 3), silent("2 nodes that could have one do not answer"));
-        assert_eq!(told(1, 0, 0), ("no other node can have one now".to_owned(), false));
-        assert_eq!(told(3, 1, 2), ("1 other node can have one now".to_owned(), false));
+        assert_eq!(short(1, &[], &[], &[2]), ("n2 is down".to_owned(), true, false));
+        assert_eq!(short(1, &[], &[2], &[]), ("no room on n2".to_owned(), false, true));
+        // One that wakes up would do, and so it is waited for.
+        let both = short(1, &[], &[2], &[3]);
+        assert_eq!(both, ("no room on n2; n3 is down".to_owned(), true, false));
+        let two = short(2, &[], &[2], &[3]);
+        assert_eq!(two, ("no room on n2; n3 is down".to_owned(), false, true));
+        assert_eq!(short(1, &[], &[], &[]), ("no other node may hold it".to_owned(), false, false));
+        let few = short(3, &[], &[2], &[]);
+        assert_eq!(few, ("no room on n2; no further node may hold it".to_owned(), false, false));
+    }
+
+    #[test]
+    fn a_push_is_given_up_when_nothing_moves_and_not_because_it_takes_long() {
+        let begun = Instant::now();
+        let mut steps = Steps::new(begun);
+        let mut at = |seconds: u64, copies: usize, sent: Option<u64>| {
+            steps.quiet((copies, sent), begun + Duration::from_secs(seconds)).as_secs()
+        };
+        assert_eq!(at(0, 1, None), 0);
+        assert_eq!(at(2, 1, Some(0)), 0, "somebody has come for it");
+        for minute in 1..60 {
+            assert_eq!(at(60 * minute, 1, Some(minute)), 0, "bytes still leave");
+        }
+        assert_eq!(at(3600, 2, None), 0, "a copy stands");
+        assert_eq!(at(3719, 2, None), 119);
+        let full = Others { full: vec![NodeId([2; 32])], ..Others::default() };
+        assert_eq!(steps.patience(&full), UNDER_WAY, "it may be the copy that fills the disk");
+        assert_eq!(steps.patience(&Others::default()), ABOUT);
+        assert_eq!(Steps::new(begun).patience(&full), ABOUT, "nobody has begun");
+        let Shortfall { why, timed_out, no_room } = told(1, &[4], &[2], &[], true);
+        assert!(why.contains("nothing has moved for 120 s") && why.contains("n4"), "{why}");
+        assert!(timed_out && !no_room);
     }
 }

@@ -5,7 +5,7 @@
 //! a guard: however its task ends, its place and its turn are free afterwards.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use mesh_consensus::id::{Hash, NodeId, VersionId};
@@ -29,6 +29,8 @@ pub(super) struct Sharing {
     begun: std::time::Instant,
     /// Whether a pull brings more of it.
     is_pulled: AtomicBool,
+    /// Bytes of it that have left since it is served.
+    sent: AtomicU64,
     state: Mutex<State>,
 }
 
@@ -47,8 +49,8 @@ impl Sharing {
         let lengths: Vec<u32> = loaded.manifest().chunks().map(|chunk| chunk.bytes).collect();
         let serve = Serve::new(&lengths, fastrand::u64(..), settings);
         let state = Mutex::new(State { serve, have, pullers: BTreeMap::new(), streams: 0 });
-        let is_pulled = AtomicBool::new(false);
-        Self { version, loaded, store, begun: clock::steady(), is_pulled, state }
+        let (is_pulled, sent) = (AtomicBool::new(false), AtomicU64::new(0));
+        Self { version, loaded, store, begun: clock::steady(), is_pulled, sent, state }
     }
 
     fn now(&self) -> Time {
@@ -58,6 +60,7 @@ impl Sharing {
 
     /// So many bytes have left.
     pub(super) fn on_bytes(&self, bytes: usize) {
+        self.sent.fetch_add(bytes as u64, Ordering::Relaxed);
         lock(&self.state).serve.on_bytes(self.now(), bytes as u64);
     }
 
@@ -191,6 +194,11 @@ impl Data {
         let have = Bitmap::full(loaded.chunk_count());
         let sharing = Arc::new(Sharing::new(version, self.store.clone(), loaded, have));
         Some(lock(&self.sharings).entry(version).or_insert(sharing).clone())
+    }
+
+    /// How many bytes of a version have left since somebody pulls it; `None` if nobody does.
+    pub(super) fn sent_of(&self, version: VersionId) -> Option<u64> {
+        lock(&self.sharings).get(&version).map(|sharing| sharing.sent.load(Ordering::Relaxed))
     }
 
     /// A puller of a version has come. `None` if there are too many.

@@ -6,6 +6,7 @@
 //!   lock          held by whoever looks after the attempt; its text is that process's number
 //!   control       a named pipe: `stop MS` or `kill`
 //!   exit          [`Ended`]: there once it is over, and not before
+//!   exit.room     keeps room for it on the disk, which the attempt itself may fill; gone once it is over
 //!   log/          what it wrote: see [`super::log`]
 //!   shim.log      what the supervisor itself had to say: empty if all went well
 //!   root/ tmp/    a mount point, and the attempt's /tmp
@@ -15,8 +16,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::os::unix::fs::FileTypeExt;
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt as _};
 use std::path::{Component, Path, PathBuf};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -31,10 +35,18 @@ pub(super) const LAUNCH: &str = "launch";
 pub(super) const LOCK: &str = "lock";
 pub(super) const CONTROL: &str = "control";
 pub(super) const EXIT: &str = "exit";
+const EXIT_ROOM: &str = "exit.room";
 pub(super) const LOG: &str = "log";
 pub(super) const ERRORS: &str = "shim.log";
 pub(super) const ROOT: &str = "root";
 pub(super) const TMP: &str = "tmp";
+
+/// How much room is kept for the word about an end: a few blocks of any file system, and of its directories.
+const EXIT_BYTES: usize = 64 << 10;
+/// How often an end is tried to be written down: a file system may take a while to give back what was kept.
+const EXIT_TRIES: u32 = 20;
+/// Between two of them.
+const EXIT_AGAIN: Duration = Duration::from_millis(250);
 
 /// Where programs are looked for if nobody says otherwise.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -352,10 +364,40 @@ impl Ended {
         Ok(dir::read(&dir.join(EXIT))?.map(|Kept::One(ended)| ended))
     }
 
-    /// Durable when it returns.
-    pub(super) fn write(&self, dir: &Path) -> Result<(), DirError> {
-        dir::write(&dir.join(EXIT), &Kept::One(self))
+    /// Keeps room for the word about the end, before anything runs that may fill the disk.
+    pub(super) fn reserve(dir: &Path) -> io::Result<()> {
+        let mut options = File::options();
+        options.create(true).truncate(true).write(true).mode(0o600);
+        // Not zeros: for those a file system may keep no room.
+        options.open(dir.join(EXIT_ROOM))?.write_all(&[0xa5; EXIT_BYTES])
     }
+
+    /// Durable when it returns. What was kept for it is given back first.
+    pub(super) fn write(&self, dir: &Path) -> Result<(), DirError> {
+        // It may never have been there: a supervisor of an earlier version kept none.
+        let _ = fs::remove_file(dir.join(EXIT_ROOM));
+        let mut tries = 1;
+        loop {
+            match dir::write(&dir.join(EXIT), &Kept::One(self)) {
+                Err(error) if tries < EXIT_TRIES && is_full(&error) => tries += 1,
+                written => return written,
+            }
+            std::thread::sleep(EXIT_AGAIN);
+        }
+    }
+}
+
+/// Whether it was for want of room on the disk.
+pub(crate) fn is_full(error: &(dyn std::error::Error + 'static)) -> bool {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
+        if matches!(kind, Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)) {
+            return true;
+        }
+        next = error.source();
+    }
+    false
 }
 
 /// The environment of a process: defaults, what was asked for, and what is so whatever was asked for.
@@ -436,6 +478,41 @@ pub(super) mod tests {
         };
         ended.write(dir.path()).unwrap();
         assert_eq!(Ended::read(dir.path()).unwrap(), Some(ended));
+    }
+
+    #[test]
+    fn how_it_ended_is_written_down_on_a_disk_that_is_full() {
+        use nix::mount::{MsFlags, mount};
+        use nix::sched::{CloneFlags, unshare};
+
+        const NOTHING: Option<&str> = None;
+        if !nix::unistd::geteuid().is_root() {
+            println!("SKIPPED: only root can make a small disk");
+            return;
+        }
+        let temp = tempfile::tempdir().unwrap();
+        let dir = temp.path().to_path_buf();
+        // In a thread that is thrown away, and its mounts with it.
+        let tried = std::thread::spawn(move || -> nix::Result<()> {
+            unshare(CloneFlags::CLONE_NEWNS)?;
+            mount(NOTHING, "/", NOTHING, MsFlags::MS_REC | MsFlags::MS_PRIVATE, NOTHING)?;
+            mount(Some("tmpfs"), &dir, Some("tmpfs"), MsFlags::empty(), Some("size=512k"))?;
+            Ended::reserve(&dir).unwrap();
+            let mut file = File::create(dir.join("greedy")).unwrap();
+            while file.write_all(&[1u8; 4096]).is_ok() {}
+            let full = fs::write(dir.join("one-more"), [1u8; 4096]).unwrap_err();
+            assert!(is_full(&full), "{full}");
+            let (exit, at) = (Exit::Code(1), 2);
+            let ended =
+                Ended { exit, started_ms: 1, ended_ms: at, peak_memory_bytes: 0, cpu_ms: 0 };
+            ended.write(&dir).unwrap();
+            assert_eq!(Ended::read(&dir).unwrap(), Some(ended));
+            assert!(!dir.join(EXIT_ROOM).exists());
+            Ok(())
+        });
+        if let Err(error) = tried.join().unwrap() {
+            println!("SKIPPED: no small disk can be mounted here: {error}");
+        }
     }
 
     #[test]

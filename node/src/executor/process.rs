@@ -99,6 +99,7 @@ pub(super) fn prepare(record: &Record) -> io::Result<()> {
         Err(nix::errno::Errno::EEXIST) => {}
         made => made?,
     }
+    Ended::reserve(&launch.dir)?;
     if let Some(ids) = record.user {
         give(&launch.work, ids)?;
         give(&launch.dir.join(TMP), ids)?;

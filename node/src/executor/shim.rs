@@ -58,25 +58,59 @@ const TASK_SCORE: &str = "500";
 /// A supervisor is not chosen: it is small, and knows what happened.
 const OWN_SCORE: &str = "-1000";
 
+/// A shell's exit code for a command that it may not run, or cannot.
+const NOT_RUN: u8 = 126;
+/// And for one that is not there.
+const NOT_FOUND: u8 = 127;
+
 /// What a supervisor tells the node that waits for it, on a line of its standard output.
 pub(super) const STARTED: &str = "started";
 
 /// Does what `mesh shim` was asked to.
 pub fn main(words: &[OsString]) -> ExitCode {
     let done = match words {
-        [dir] => supervise(Path::new(dir)),
+        [dir] => supervise(Path::new(dir)).map_err(Unrun::from),
         [dir, dashes, command @ ..] if dashes == "--" && !command.is_empty() => {
             Err(join(Path::new(dir), command))
         }
-        _ => Err("mesh shim is for mesh itself: it looks after what a node runs".into()),
+        _ => {
+            let why = "mesh shim is for mesh itself: it looks after what a node runs";
+            Err(Unrun::from(why.to_owned()))
+        }
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            let _ = writeln!(io::stderr(), "error: {error}");
-            // What a shell answers with for a command that it cannot run.
-            ExitCode::from(126)
+        Err(Unrun { text, code }) => {
+            let _ = writeln!(io::stderr(), "{text}");
+            ExitCode::from(code)
         }
+    }
+}
+
+/// Why nothing was run: what is said of it, and the exit code, which is a shell's for a command that it cannot run.
+#[derive(Debug, PartialEq, Eq)]
+struct Unrun {
+    text: String,
+    code: u8,
+}
+
+impl From<String> for Unrun {
+    fn from(error: String) -> Self {
+        Self { text: format!("error: {error}"), code: NOT_RUN }
+    }
+}
+
+impl Unrun {
+    /// A program that is not there, or cannot be run; in three lines, which `mesh exec` knows.
+    fn program(program: &str, error: &io::Error) -> Self {
+        let (what, code) = match error.kind() {
+            io::ErrorKind::NotFound => {
+                (format!("there is no program {program:?} there"), NOT_FOUND)
+            }
+            _ => (format!("{program:?} cannot be run there"), NOT_RUN),
+        };
+        let hint = "name a program that the task could run itself, such as /bin/sh";
+        Self { text: format!("error: {what}\ncause: {error}\ntry:   {hint}"), code }
     }
 }
 
@@ -445,7 +479,7 @@ impl Order {
 }
 
 /// Becomes a further process of an attempt that runs: same group, same root, same user, same environment.
-fn join(dir: &Path, words: &[OsString]) -> String {
+fn join(dir: &Path, words: &[OsString]) -> Unrun {
     let prepare = || -> Result<Record, String> {
         close_fds::set_fds_cloexec(3, &[]);
         let record = Record::read(dir).map_err(text)?.ok_or("it does not run")?;
@@ -489,9 +523,9 @@ fn join(dir: &Path, words: &[OsString]) -> String {
             }
             let error = command.exec();
             let program = words.first().cloned().unwrap_or_default();
-            format!("{}: {error}", program.to_string_lossy())
+            Unrun::program(&program.to_string_lossy(), &error)
         }
-        Err(error) => error,
+        Err(error) => error.into(),
     }
 }
 
@@ -563,6 +597,17 @@ mod tests {
         for line in ["", "stop", "stop x", "stop -1", "killall", "kill 9"] {
             assert_eq!(Order::parse(line), None, "{line}");
         }
+    }
+
+    #[test]
+    fn a_program_that_is_not_there_is_told_in_three_lines() {
+        let missing = Unrun::program("nowhere", &io::ErrorKind::NotFound.into());
+        let lines: Vec<&str> = missing.text.lines().collect();
+        assert_eq!((lines.len(), missing.code), (3, 127));
+        assert_eq!(lines[0], r#"error: there is no program "nowhere" there"#);
+        assert!(lines[1].starts_with("cause: ") && lines[2].starts_with("try:   "), "{lines:?}");
+        let barred = Unrun::program("/etc/hosts", &io::ErrorKind::PermissionDenied.into());
+        assert_eq!((barred.text.lines().count(), barred.code), (3, 126));
     }
 
     #[test]

@@ -171,7 +171,9 @@ pub const TOPICS: &[Topic] = &[
                 key: "disk",
                 takes: "a size",
                 default: "not counted",
-                says: "Room for what the task writes.",
+                says: "Room for what the task writes: it is placed where there is so much, and ended as failed (killed: \
+                       disk) soon after it has more in /work and /tmp, its code and checkpoint included. What it only \
+                       reads in /data does not count, nor what a container writes beside /work.",
                 example: r#"disk = "20GiB""#,
             },
         ],
@@ -270,7 +272,7 @@ pub const TOPICS: &[Topic] = &[
             key: "grace",
             takes: "a duration of at most a day",
             default: "30s",
-            says: "Between TERM and KILL.",
+            says: "Between TERM and KILL. The file that MESH_PREEMPT_AT names is there from TERM on, and holds the moment of KILL.",
             example: r#"grace = "2m""#,
         }],
     },
@@ -438,8 +440,8 @@ pub const TOPICS: &[Topic] = &[
                 key: "spread",
                 takes: "\"node\", \"domain\", or a label's name",
                 default: "no",
-                says: "Keeps tasks apart: on different nodes, in different failure domains, or on nodes where this label \
-                       differs.",
+                says: "Keeps tasks apart, as far as there are nodes: on different nodes, in different failure domains, or \
+                       on nodes where this label differs.",
                 example: r#"spread = "domain""#,
             },
             Field {

@@ -37,6 +37,8 @@ use crate::wire::{JoinReply, JoinRequest, Welcome};
 
 /// An address that says nothing for this long is no longer waited for alone.
 const NEXT: Duration = Duration::from_millis(500);
+/// The code of whoever was removed itself.
+const NO_MEMBER: u16 = Refusal::NotMember as u16;
 /// How long a newcomer keeps trying while there is no leader.
 const NO_LEADER: Duration = Duration::from_secs(30);
 /// How long it waits for the other parties to agree.
@@ -351,6 +353,8 @@ impl<'a> Door<'a> {
                         no_leader = true;
                         continue;
                     }
+                    // Who is no member itself says nothing about the mesh.
+                    Ok(Ok(JoinReply::Refused { code, why })) if code == Some(NO_MEMBER) => why,
                     Ok(Ok(reply)) => return Ok(reply),
                     Ok(Err(error)) => error.to_string(),
                     Err(error) => error.to_string(),

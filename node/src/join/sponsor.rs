@@ -276,11 +276,16 @@ fn told(error: WriteError) -> JoinReply {
         WriteError::Refused { refusal, .. } => {
             JoinReply::Refused { code: Some(refusal.code()), why: refusal.to_string() }
         }
-        // The newcomer asks the next.
+        // The newcomer asks the next, and learns why this one was of no use.
+        WriteError::Removed { .. } => {
+            let code = Some(Refusal::NotMember.code());
+            JoinReply::Refused { code, why: "it was itself removed from the mesh".into() }
+        }
+        // Also of this one.
         WriteError::NoAnswer(_)
         | WriteError::Busy
-        | WriteError::Stopping
-        | WriteError::Removed { .. } => JoinReply::NoLeader,
+        | WriteError::Disk(_)
+        | WriteError::Stopping => JoinReply::NoLeader,
         other => refused(&other.to_string()),
     }
 }

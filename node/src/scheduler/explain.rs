@@ -10,7 +10,7 @@ use mesh_consensus::time::Time;
 
 use super::board::Board;
 use super::choose::{self, Wish};
-use super::feasible::{self, Ask, Reason, What};
+use super::feasible::{self, Ask, Reason, What, counted};
 use super::queue::Job;
 use super::shape::{Need, Shape};
 use super::view::{View, Waiting};
@@ -362,7 +362,7 @@ impl<'a> Asking<'a> {
         let Need { gpus, cpu, memory, .. } = self.shape.need;
         let mut words = Vec::new();
         if let Some(ask) = &self.group.resources.gpus {
-            let mut text = format!("{gpus} GPUs");
+            let mut text = counted(&gpus.to_string(), "GPUs");
             if !ask.models.is_empty() {
                 text += &format!(" ({})", ask.models.join(" or "));
             }
@@ -372,7 +372,7 @@ impl<'a> Asking<'a> {
             }
             words.push(text);
         }
-        words.push(format!("{} CPUs", What::Cpus.figure(cpu)));
+        words.push(counted(&What::Cpus.figure(cpu), "CPUs"));
         words.push(format!("{} of memory", What::Memory.figure(memory)));
         let place = &self.job.waiting.spec.place;
         words.extend(place.arch.clone());

@@ -199,25 +199,25 @@ impl fmt::Display for Reason {
             Reason::NoDocker => f.write_str("has no Docker"),
             Reason::FewGpus { has: 0, of: 0, wants } => write!(f, "has no GPU, wants {wants}"),
             Reason::FewGpus { has, of, wants } if has == of => {
-                write!(f, "has {has} GPUs, wants {wants}")
+                write!(f, "has {}, wants {wants}", counted(&has.to_string(), "GPUs"))
             }
             Reason::FewGpus { has, of, wants } => {
                 write!(f, "{has} of its {of} GPUs will do, wants {wants}")
             }
             Reason::Small { what, has, wants } => {
                 let (has, wants, what) = (what.figure(*has), what.figure(*wants), what.name());
-                write!(f, "has {has} {}{what}, wants {wants}", of_word(what))
+                write!(f, "has {}, wants {wants}", counted(&has, what))
             }
             Reason::Away(time) => write!(f, "has not been heard of for {} s", time.as_secs()),
             Reason::Drained => f.write_str("is drained"),
             Reason::Failing(times) => write!(f, "the job has failed there {times} times"),
             Reason::GpusBusy { free, of, wants } => {
-                write!(f, "{free} of {of} GPUs free, wants {wants}")
+                write!(f, "{free} of {} free, wants {wants}", counted(&of.to_string(), "GPUs"))
             }
             Reason::Busy { what, free, of, wants } => {
                 let (free, of, wants) = (what.figure(*free), what.figure(*of), what.figure(*wants));
                 let what = what.name();
-                write!(f, "{free} of {of} {}{what} free, wants {wants}", of_word(what))
+                write!(f, "{free} of {} free, wants {wants}", counted(&of, what))
             }
             Reason::Port => f.write_str("another task has a port that it wants"),
             Reason::HeldFor(job) => {
@@ -227,9 +227,14 @@ impl fmt::Display for Reason {
     }
 }
 
-/// `8 CPUs`, but `8 GiB of memory`.
-fn of_word(what: &str) -> &'static str {
-    if what == "CPUs" { "" } else { "of " }
+/// `8 CPUs` and `1 CPU`, but `8 GiB of memory`.
+pub(super) fn counted(figure: &str, what: &str) -> String {
+    match (figure, what) {
+        ("1", "CPUs") => "1 CPU".into(),
+        ("1", "GPUs") => "1 GPU".into(),
+        (figure, "CPUs" | "GPUs") => format!("{figure} {what}"),
+        (figure, what) => format!("{figure} of {what}"),
+    }
 }
 
 /// Why a node could not run it even if it were there and empty, but for how much it has: see [`too_small`].

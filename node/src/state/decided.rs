@@ -95,7 +95,7 @@ impl Facts {
             return;
         }
         let subject = match &request.act {
-            JointAct::FoundParty { .. } => None,
+            JointAct::FoundParty { .. } | JointAct::Allow { .. } => None,
             JointAct::RemoveNode { node } => {
                 self.members.get(node).map(|member| (member.name.clone(), member.party))
             }

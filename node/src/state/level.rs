@@ -27,7 +27,7 @@ use super::refusal::Refusal;
 use super::{Facts, Stop};
 
 /// The highest level that this binary knows.
-pub const LEVEL: u16 = 6;
+pub const LEVEL: u16 = 7;
 
 /// The first release that supports each level, from level 1 on.
 const FIRST_RELEASES: [Version; LEVEL as usize] = [Version::new(0, 1, 0); LEVEL as usize];

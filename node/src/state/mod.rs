@@ -41,6 +41,7 @@ pub mod party;
 pub mod refusal;
 pub mod request;
 pub mod seats;
+pub mod share;
 pub mod ticket;
 
 #[cfg(test)]
@@ -74,6 +75,7 @@ use name::Name;
 use party::{Party, check_key};
 use refusal::Refusal;
 use request::{Request, RequestId};
+use share::{Share, Shares};
 use ticket::Ticket;
 
 /// The founder's seat: the first state is a snapshot at index 1.
@@ -163,6 +165,9 @@ struct Facts {
     /// Likewise.
     #[serde(skip)]
     jobs: Jobs,
+    /// Likewise.
+    #[serde(skip)]
+    shares: Shares,
 }
 
 impl State {
@@ -221,6 +226,11 @@ impl State {
     /// All parties, also those without a node.
     pub fn parties(&self) -> &BTreeMap<PartyId, Party> {
         &self.facts.parties
+    }
+
+    /// What a party is to have of what all share.
+    pub fn share(&self, party: PartyId) -> Share {
+        self.facts.shares.get(&party).copied().unwrap_or_default()
     }
 
     /// The parties that have a say: those with a node that is a member and not leaving.
@@ -352,6 +362,10 @@ impl State {
             return Err(facts.level.too_new_for(*supports).into());
         }
         let (act, signature) = Act::decode(command).ok_or(Refusal::Malformed)?;
+        // What it asks for came with a later level: a binary of this one could not read it.
+        if matches!(&act, Act::RequestOpen(open) if open.act.since() > facts.level.number) {
+            return Err(Refusal::Malformed.into());
+        }
         // The author was a member when its batch began; an earlier command may have ended that.
         facts.staying(at.author).ok_or(Refusal::NotMember)?;
         // A signature is looked at wherever there is one, so that what carries one means it.
@@ -514,6 +528,7 @@ impl Facts {
                 self.is_decided_sound(),
                 "a decided request has an unknown party, or too many are kept",
             ),
+            (self.are_shares_sound(), "a share is not one, or of an unknown party"),
         ];
         let flaw = rules.into_iter().find(|(holds, _)| !holds).map(|(_, flaw)| flaw);
         let flaw = flaw.or_else(|| self.flaw_in_extras()).or_else(|| self.flaw_in_data());
@@ -557,6 +572,9 @@ impl StateMachine for State {
         if self.facts.level.number >= jobs::SINCE {
             bytes = bytes.and_then(|bytes| postcard::to_extend(&self.facts.jobs, bytes));
         }
+        if self.facts.level.number >= share::SINCE {
+            bytes = bytes.and_then(|bytes| postcard::to_extend(&self.facts.shares, bytes));
+        }
         bytes.expect("the state holds nothing that postcard cannot encode")
     }
 
@@ -596,6 +614,9 @@ impl StateMachine for State {
         if level.number >= jobs::SINCE {
             (facts.jobs, rest) = postcard::take_from_bytes(rest).map_err(|_| undecodable())?;
             facts.jobs.weigh();
+        }
+        if level.number >= share::SINCE {
+            (facts.shares, rest) = postcard::take_from_bytes(rest).map_err(|_| undecodable())?;
         }
         if !rest.is_empty() {
             return Err(undecodable());

@@ -136,6 +136,9 @@ refusals! {
     80 BadCharge "the round is not open, spends no budget, or such tasks are not there";
     81 TooManyBudgets "as many budgets are kept as there may be";
     82 BadVerdict "the training cannot end so";
+
+    // Shares of parties.
+    83 BadShare "a party's weight is from 1 to 1000";
 }
 
 impl Refusal {

@@ -33,6 +33,7 @@ use super::decided::Decision;
 use super::name::Name;
 use super::party::Party;
 use super::refusal::Refusal;
+use super::share::{self, Share};
 use super::{Facts, Moment};
 
 /// A party has at most this many requests open. A bound for all parties together would let one
@@ -56,6 +57,23 @@ pub enum JointAct {
         /// Which one.
         node: NodeId,
     },
+    /// Says what a party is to have of what all share. From level 7 on.
+    Allow {
+        /// Which one.
+        party: PartyId,
+        /// What.
+        share: Share,
+    },
+}
+
+impl JointAct {
+    /// The level from which on there is such a thing.
+    pub(super) fn since(&self) -> u16 {
+        match self {
+            JointAct::FoundParty { .. } | JointAct::RemoveNode { .. } => 1,
+            JointAct::Allow { .. } => share::SINCE,
+        }
+    }
 }
 
 /// Names a request: the place of the command that opened it.
@@ -283,6 +301,7 @@ impl Facts {
         match act {
             JointAct::FoundParty { name, signing, .. } => self.check_new_party(name, *signing),
             JointAct::RemoveNode { node } => self.check_removal(*node),
+            JointAct::Allow { party, share } => self.check_share(*party, share),
         }
     }
 
@@ -292,7 +311,7 @@ impl Facts {
                 // Other requests for the same name or key have lost their point.
                 self.close(at, Decision::Void, |request| match &request.act {
                     JointAct::FoundParty { name: n, signing: s, .. } => *n == name || *s == signing,
-                    JointAct::RemoveNode { .. } => false,
+                    JointAct::RemoveNode { .. } | JointAct::Allow { .. } => false,
                 });
                 self.parties.insert(signing, Party { name, sealing, founded: Moment::of(at) });
                 if let Some(ticket) = first {
@@ -300,6 +319,7 @@ impl Facts {
                 }
             }
             JointAct::RemoveNode { node } => self.remove(at, node),
+            JointAct::Allow { party, share } => self.set_share(party, share),
         }
     }
 }

@@ -20,7 +20,9 @@ use super::name::Name;
 use super::party::{SignatureBytes, Slot};
 use super::refusal::Refusal;
 use super::request::{JointAct, RequestId};
+use super::share::Share;
 use super::ticket::{sign_consent, sign_join};
+use crate::scheduler::Quota;
 
 fn key(role: u8, n: u8) -> SigningKey {
     let mut bytes = [role; 32];
@@ -117,7 +119,7 @@ impl Scene {
     }
 
     /// Two parties, at the highest level.
-    pub(super) fn two_at_top() -> Self {
+    pub(crate) fn two_at_top() -> Self {
         let mut scene = Self::two_parties();
         scene.raise_to(LEVEL);
         scene
@@ -356,10 +358,13 @@ pub(super) fn any_act(random: &mut fastrand::Rng, now: Time) -> Act {
         3 => Rejoin {}.into(),
         4 => Leave { node: id(random.u8(1..9)) }.into(),
         5 => {
-            let act = if random.bool() {
-                JointAct::FoundParty { name: label, signing: party, sealing: [n; 32] }
-            } else {
-                JointAct::RemoveNode { node: id(random.u8(1..9)) }
+            let act = match random.u8(0..3) {
+                0 => JointAct::FoundParty { name: label, signing: party, sealing: [n; 32] },
+                1 => JointAct::RemoveNode { node: id(random.u8(1..9)) },
+                _ => {
+                    let quota = Quota { cpu_milli: Some(random.u64(..)), gpus: None };
+                    JointAct::Allow { party, share: Share { weight: random.u32(0..4), quota } }
+                }
             };
             RequestOpen { act, expires: time }.into()
         }

@@ -22,11 +22,13 @@ use tokio::net::UnixListener;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, sleep_until};
 
+use super::about::About;
 use super::agent::{Mine, Told};
 use super::desk::Desk;
 use super::environment::{self, Places, environment};
 use super::fetch::{self, Rooms};
-use super::{meeting, outputs};
+use super::{disk, meeting, outputs};
+use crate::clock;
 use crate::executor::log::Rotation;
 use crate::executor::{self, Attempt, Bind, Launch, Limits, Network, Port, StartError};
 use crate::handle::{Ask, Handle, WriteError};
@@ -136,7 +138,7 @@ async fn whole(
     let participant = worker.as_ref().and_then(|worker| worker.participant());
     handle.work.update(mine.key, |here| here.attempt = Some(attempt.clone()));
     let running = tell(handle, mine, News::Running);
-    let watched = watch_over(handle, mine, &rooms, &attempt, told, participant);
+    let watched = watch_over(handle, mine, dir, &attempt, told, participant);
     let served = async {
         if let Some((worker, listener)) = meeting {
             worker.run(handle, listener).await;
@@ -206,6 +208,7 @@ async fn begin(
         tokio::join!(told, fetched).1
     };
     let image = fetching.await.map_err(Stop::Ended)?;
+    write_about(handle, mine, dir, image.as_deref()).await;
     let secrets = open_secrets(handle, mine).await.map_err(Stop::Ended)?;
     let (own, gang) = gather(handle, mine, told, &say).await?;
     say("starting");
@@ -306,6 +309,26 @@ async fn begin(
     Ok((attempt, desk, listener))
 }
 
+/// Writes down what is known of the attempt, for those who ask later.
+async fn write_about(handle: &Handle, mine: &Mine, dir: &Path, image: Option<&str>) {
+    let image_id = match image {
+        Some(name) => image_id(handle, name).await,
+        None => None,
+    };
+    let about = About { fence: mine.key.fence, attempt: mine.attempt, image_id };
+    let dir = dir.to_path_buf();
+    let written = tokio::task::spawn_blocking(move || about.write(&dir));
+    if let Ok(Err(error)) = written.await {
+        tracing::debug!(key = %mine.key, %error, "what is known of an attempt was not written down");
+    }
+}
+
+/// An image as Docker identifies it.
+async fn image_id(handle: &Handle, name: &str) -> Option<String> {
+    let docker = handle.executor.docker().await?;
+    docker.image(name).await.ok().flatten().map(|image| image.id)
+}
+
 /// Whether this node takes the task: work of the job's party, or training for it. The leader's word is not enough.
 async fn takes(handle: &Handle, mine: &Mine) -> bool {
     let (me, party, task, spec) =
@@ -382,14 +405,19 @@ async fn gather(
 async fn watch_over(
     handle: &Handle,
     mine: &Mine,
-    rooms: &Rooms,
+    dir: &Path,
     attempt: &Attempt,
     told: &mut watch::Receiver<Told>,
     participant: Option<&Participant>,
 ) -> Result<Exit, Stop> {
     let grace = Duration::from_millis(mine.spec.grace_ms);
-    let keep = outputs::keep_checkpoints(handle, mine, &rooms.home);
+    let rooms = Rooms::of(dir);
+    let home = &rooms.home;
+    let keep = outputs::keep_checkpoints(handle, mine, home);
     tokio::pin!(keep);
+    let over_disk = disk::until_over(&rooms, mine.allotment.disk_bytes);
+    tokio::pin!(over_disk);
+    let mut greedy: Option<Exit> = None;
     let ended = attempt.wait();
     tokio::pin!(ended);
     let trained = async {
@@ -417,6 +445,7 @@ async fn watch_over(
         }
         if ending.is_some() && asked.is_none() {
             asked = Some(Instant::now() + grace);
+            tell_end(dir, clock::date(clock::now().after(grace))).await;
             let _ = attempt.stop(grace).await;
         }
         tokio::select! {
@@ -432,6 +461,10 @@ async fn watch_over(
                 has_lingered = true;
                 let _ = attempt.stop(grace).await;
             }
+            exit = &mut over_disk, if greedy.is_none() => {
+                greedy = Some(exit);
+                let _ = attempt.kill().await;
+            }
             () = sleep_until(asked.unwrap_or_else(Instant::now)), if asked.is_some() => {
                 // The executor has its own clock for this; to be sure.
                 let _ = attempt.kill().await;
@@ -444,7 +477,10 @@ async fn watch_over(
     let was_asked = asked.is_some();
     if was_asked {
         // The last state counts: that is what the grace is for.
-        outputs::keep_checkpoint(handle, mine, &rooms.home).await;
+        outputs::keep_checkpoint(handle, mine, home).await;
+    }
+    if let Some(exit) = greedy {
+        return Ok(exit);
     }
     Ok(match exit {
         executor::Exit::Code(code) if !was_asked || code != 0 => Exit::Code(code),
@@ -457,6 +493,18 @@ async fn watch_over(
         executor::Exit::Lost(why) => Exit::Unable(note(&why)),
         executor::Exit::CannotStart(why) => Exit::Cannot(note(&why)),
     })
+}
+
+/// Tells the task by when it has to have ended, before it gets its TERM. Without that word it ends all the same.
+async fn tell_end(dir: &Path, at: String) {
+    let dir = dir.to_path_buf();
+    let told = tokio::task::spawn_blocking(move || match Desk::find(&dir) {
+        Some(desk) => desk.tell_end(&at),
+        None => Ok(()),
+    });
+    if let Ok(Err(error)) = told.await {
+        tracing::debug!(%error, "a task could not be told by when it has to end");
+    }
 }
 
 /// Returns once the attempt is not to go on, while it has not been started.

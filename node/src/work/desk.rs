@@ -4,6 +4,7 @@
 //! BASE/          the node's; in memory (/dev/shm/mesh-…) for an attempt that trains, if there is room, else DIR/w/…
 //!   run/         the task's: /mesh/run as it sees it
 //!     sock       see [`crate::training::socket`]
+//!     preempt-at comes when the task is asked to end: the moment at which it is killed
 //!   tensors/     the task's: /mesh/tensors as it sees it, if its job trains
 //!   stage/       the node's: what is not whole yet
 //! DIR/work/KEY/desk    where BASE is, for a later life of the node
@@ -38,6 +39,8 @@ const LEAST_ROOM: u64 = 256 << 20;
 const ROOM_FOR_MODELS: u64 = 4;
 /// In the attempt's directory.
 const FILE: &str = "desk";
+/// In what is the task's: when it will be killed, once that is known.
+const PREEMPT_AT: &str = "preempt-at";
 /// What a task sees, where it has a root of its own.
 const TOP: &str = "/mesh";
 
@@ -155,8 +158,23 @@ impl Desk {
         Ok(listener)
     }
 
+    /// Tells the task until when it may take to end. The first word stands. Touches the disk.
+    pub(super) fn tell_end(&self, at: &str) -> io::Result<()> {
+        if fs::symlink_metadata(self.preempt_at()).is_ok() {
+            return Ok(());
+        }
+        let beside = self.stage().join(PREEMPT_AT);
+        fs::write(&beside, format!("{at}\n"))?;
+        fs::set_permissions(&beside, Permissions::from_mode(0o644))?;
+        fs::rename(&beside, self.preempt_at())
+    }
+
     fn run(&self) -> PathBuf {
         self.base.join("run")
+    }
+
+    fn preempt_at(&self) -> PathBuf {
+        self.run().join(PREEMPT_AT)
     }
 
     fn socket(&self) -> PathBuf {
@@ -192,6 +210,7 @@ impl Desk {
             false => format!("{TOP}/{name}"),
         };
         places.socket = Some(seen(self.socket(), "run/sock"));
+        places.preempt_at = Some(seen(self.preempt_at(), "run/preempt-at"));
         places.tensors = self.tensors().map(|tensors| seen(tensors, "tensors"));
         places.python = Some(seen(python.to_path_buf(), "python"));
     }
@@ -242,6 +261,9 @@ mod tests {
             let connect = tokio::net::UnixStream::connect(found.socket());
             let (there, here) = tokio::join!(connect, listener.accept());
             assert!(there.is_ok() && here.is_ok());
+            // The first word stands.
+            found.tell_end(["soon", "later"][usize::from(found.preempt_at().exists())]).unwrap();
+            assert_eq!(fs::read_to_string(found.preempt_at()).unwrap(), "soon\n");
         }
         desk.remove(&wanted.dir);
         assert!(!desk.base.exists() && Desk::find(&wanted.dir).is_none());

@@ -22,6 +22,8 @@ pub struct Places {
     pub tmp: String,
     /// Where it meets its node; `None` if it does not.
     pub socket: Option<String>,
+    /// The file that comes when it is asked to end, and says until when it may take.
+    pub preempt_at: Option<String>,
     /// Where models come and updates go, if its job trains.
     pub tensors: Option<String>,
     /// Where Python finds the package `mesh`.
@@ -76,7 +78,11 @@ pub fn environment(told: &Told<'_>, places: &Places) -> BTreeMap<String, String>
     set("MESH_ATTEMPT", told.attempt.to_string());
     set("MESH_FENCE", told.fence.to_string());
     set("MESH_NODE", told.node.to_owned());
-    let meets = [("MESH_SOCKET", &places.socket), ("MESH_TENSORS", &places.tensors)];
+    let meets = [
+        ("MESH_SOCKET", &places.socket),
+        ("MESH_PREEMPT_AT", &places.preempt_at),
+        ("MESH_TENSORS", &places.tensors),
+    ];
     for (key, place) in meets {
         if let Some(place) = place {
             set(key, place.clone());
@@ -206,6 +212,7 @@ mod tests {
             data: "/data".into(),
             tmp: "/tmp".into(),
             socket: Some("/mesh/run/sock".into()),
+            preempt_at: Some("/mesh/run/preempt-at".into()),
             tensors: None,
             python: Some("/mesh/python".into()),
         }
@@ -235,6 +242,7 @@ mod tests {
         assert_eq!(env["CUDA_VISIBLE_DEVICES"], "GPU-abababab-abab-abab-abab-abababababab");
         assert!(!env.contains_key("RANK"));
         assert_eq!(env["MESH_SOCKET"], "/mesh/run/sock");
+        assert_eq!(env["MESH_PREEMPT_AT"], "/mesh/run/preempt-at");
         assert!(!env.contains_key("MESH_TENSORS"), "it does not train");
     }
 

@@ -16,17 +16,24 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 
 use super::Key;
+use super::about::About;
 use super::agent::{Mine, Told};
 use super::attempt::{Stop, write};
 use crate::data::push::{Cancel, PushError, Wish};
+use crate::executor::launch::is_full;
 use crate::handle::Handle;
-use crate::job::Mount;
+use crate::job::{JobSpec, Mount};
 use crate::state::command::Act;
+use crate::state::data::content::MAX_NOTE_BYTES;
 use crate::state::data::{Lineage, Note, VersionNew};
 use crate::state::jobs::{Exit, Kept, TaskDone, TaskKeep, note};
 use crate::state::name::Name;
 use crate::state::refusal::Refusal;
 
+/// Of an image's id: `sha256:` and as much as Docker shows.
+const IMAGE_ID: usize = 7 + 12;
+/// What stands at the end of what was cut.
+const CUT: &str = "…";
 /// How often a number is tried that somebody else takes first.
 const TRIES: usize = 64;
 
@@ -41,9 +48,12 @@ pub(super) async fn finish(
     let mut made = Vec::new();
     // In a gang the first task speaks for all.
     let is_mine = !mine.spec.gang || task == 0;
+    let about = About::read(&handle.work.dir(mine.key)).unwrap_or_default();
+    let record = record(&mine.spec, task, mine.attempt, about.image_id.as_deref());
     for (name, output) in mine.spec.outputs.iter().filter(|_| is_mine) {
         handle.work.update(mine.key, |here| here.note = format!("storing its output {name}"));
-        let wish = wish(mine, name.clone(), &home.join(&output.path));
+        let path = home.join(&output.path);
+        let wish = Wish { note: record.clone(), ..wish(mine, name.clone(), &path) };
         let imported = import(handle, home, &wish, &output.path).await?;
         let draft = named(mine, &format!("{name}.draft"));
         let copies = copied(handle, mine, Kept::Draft(name.clone()), draft, &wish, &imported);
@@ -191,10 +201,22 @@ async fn import(handle: &Handle, home: &Path, wish: &Wish, shown: &str) -> Resul
     let cancel = Arc::new(AtomicBool::new(false));
     let _cancel = Cancel(cancel.clone());
     let (progress, _) = watch::channel(crate::data::push::Progress::default());
-    handle.data.import(&wish, &progress, cancel).await.map_err(|error| match error {
-        PushError::Import(error) => cannot(&format!("{shown} cannot be stored: {error}")),
-        error => Stop::Ended(Exit::Unable(note(&error.to_string()))),
-    })
+    let imported = handle.data.import(&wish, &progress, cancel).await;
+    imported.map_err(|error| Stop::Ended(unstored(shown, &error)))
+}
+
+/// What comes of an output that could not be stored. Another attempt would write as much again.
+fn unstored(shown: &str, error: &PushError) -> Exit {
+    match error {
+        error if is_full(error) => {
+            Exit::Cannot(note(&format!("{shown} cannot be stored: no room left on the disk")))
+        }
+        PushError::Import(error) => {
+            let why = crate::data::chain(error);
+            Exit::Cannot(note(&format!("{shown} cannot be stored: {why}")))
+        }
+        error => Exit::Unable(note(&error.to_string())),
+    }
 }
 
 fn wish(mine: &Mine, name: Name, path: &Path) -> Wish {
@@ -214,6 +236,30 @@ fn wish(mine: &Mine, name: Name, path: &Path) -> Wish {
         lineage: Lineage::new(inputs, Some(mine.key.job)).unwrap_or_default(),
         note: Note::default(),
     }
+}
+
+/// How an output came about, in a line that stays with its version when the job is dropped: what does not stand in its
+/// [`Lineage`], which names the job, its code and its data. What does not fit is cut, the environment first.
+fn record(spec: &JobSpec, task: u32, attempt: u32, image_id: Option<&str>) -> Note {
+    let mut parts = vec![format!("{} task {task} attempt {attempt}", spec.name)];
+    let group = spec.group_of(task).map(|(group, _)| group);
+    if let Some(image) = group.and_then(|group| group.image.as_ref()) {
+        let id = image_id.unwrap_or("of unknown id");
+        let short: String = id.chars().take(IMAGE_ID).collect();
+        parts.push(format!("image {} {short}", image.name()));
+    }
+    parts.extend(spec.params.iter().map(|(key, value)| format!("{key}={value}")));
+    parts.extend(group.map(|group| format!("ran {}", group.argv.join(" "))));
+    parts.extend(spec.env.iter().map(|(key, value)| format!("with {key}={value}")));
+    let text = parts.join("; ");
+    if text.len() <= MAX_NOTE_BYTES {
+        return note(&text);
+    }
+    let mut end = MAX_NOTE_BYTES - CUT.len();
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    note(&format!("{}{CUT}", &text[..end]))
 }
 
 /// A name for something that a task keeps: the job's, cut if need be, and what it is.
@@ -243,4 +289,44 @@ fn newest_in(dir: &Path, depth: usize) -> Option<SystemTime> {
         }
     });
     times.max()
+}
+
+#[cfg(test)]
+mod tests {
+    use mesh_storage::import::ImportError;
+    use mesh_storage::store::StoreError;
+
+    use super::*;
+    use crate::job::Image;
+    use crate::state::jobs::tests::spec;
+
+    #[test]
+    fn an_output_says_how_it_came_about_as_far_as_there_is_room() {
+        let mut spec = spec("train", 2);
+        assert_eq!(record(&spec, 1, 1, None).as_str(), "train task 1 attempt 1; ran true");
+        spec.groups[0].image = Some(Image::Named("python:3.12".into()));
+        spec.params.insert("lr".parse().unwrap(), "0.1".into());
+        spec.env.insert("SEED".into(), "7".into());
+        let id = format!("sha256:{}", "ab".repeat(32));
+        assert_eq!(
+            record(&spec, 0, 3, Some(&id)).as_str(),
+            "train task 0 attempt 3; image python:3.12 sha256:abababababab; lr=0.1; ran true; with SEED=7"
+        );
+        spec.groups[0].argv.push("é".repeat(300));
+        let long = record(&spec, 0, 3, Some(&id));
+        assert!(long.as_str().len() <= MAX_NOTE_BYTES && long.as_str().ends_with('…'), "{long}");
+    }
+
+    #[test]
+    fn an_output_for_which_there_is_no_room_is_not_tried_again() {
+        let full = StoreError::NoSpace {
+            path: "objects/1".into(),
+            source: std::io::ErrorKind::StorageFull.into(),
+        };
+        let exit = unstored("out/", &PushError::Import(ImportError::Store(full)));
+        let Exit::Cannot(why) = &exit else { panic!("{exit:?}") };
+        assert_eq!(why.to_string(), "out/ cannot be stored: no room left on the disk");
+        // Another node may know more.
+        assert!(matches!(unstored("out/", &PushError::NotNow), Exit::Unable(_)));
+    }
 }

@@ -368,6 +368,30 @@ fn a_cancelled_import_claims_nothing_and_the_next_goes_on() {
 }
 
 #[test]
+fn a_cancelled_import_keeps_the_files_that_were_whole_however_few() {
+    let (home, store) = store();
+    let root = TempDir::new().unwrap();
+    // Fewer than are claimed together.
+    for at in 0..60 {
+        plant(root.path(), &[(&format!("{at:03}"), noise(300_000, at))]);
+    }
+    let cancel = AtomicBool::new(false);
+    let progress = |progress: Progress| {
+        if progress.files > 10 {
+            cancel.store(true, Ordering::Relaxed);
+        }
+    };
+    let options =
+        Options { progress: Some(&progress), cancel: Some(&cancel), ..Options::default() };
+    assert!(matches!(import(&store, root.path(), options, NOW), Err(ImportError::Cancelled)));
+    assert!(store.list().unwrap().is_empty());
+    assert_eq!(planted(&home.path().join("store/tmp")).len(), 0);
+    let stored = store.usage().unwrap().objects;
+    assert!(stored >= 11 * 300_000, "{stored}");
+    assert_eq!(take(&store, root.path()).new_bytes, 60 * 300_000 - stored);
+}
+
+#[test]
 fn small_files_and_a_file_of_all_of_them_get_along() {
     let (_home, store) = store();
     let root = TempDir::new().unwrap();

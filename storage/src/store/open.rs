@@ -9,7 +9,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::FileExt as _;
 use std::panic::{self, AssertUnwindSafe};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::Duration;
@@ -220,6 +220,22 @@ impl Store {
         })
     }
 
+    /// The user's files that a manifest was made of in place, and that were found to be others than they were, or gone.
+    /// What nobody has read since it changed is not known yet, and is not among them; nor is what came from elsewhere.
+    pub fn changed_files(&self, hash: Hash) -> Result<Vec<PathBuf>, StoreError> {
+        let places = fs::read(self.inner.files.places(hash)).ok();
+        let places: Option<Places> = places.and_then(|bytes| decode_places(&bytes));
+        let mut changed = Vec::new();
+        for (id, segments) in places.into_iter().flatten() {
+            if self.inner.index.holds(id)?.is_none() {
+                changed.extend(changed_of(&segments));
+            }
+        }
+        changed.sort_unstable();
+        changed.dedup();
+        Ok(changed)
+    }
+
     /// Removes the halves of partials of which the other half is gone.
     fn settle_partials(&self) -> Result<(), StoreError> {
         let files = &self.inner.files;
@@ -236,6 +252,24 @@ impl Store {
             }
         }
         files.sync_directory(&directory)
+    }
+}
+
+/// Which of the files that an object was made of are to blame that it cannot be read any more: those that were touched.
+/// A single one is, whatever it looks like.
+fn changed_of(segments: &[(u64, Segment)]) -> Vec<PathBuf> {
+    let path = |segment: &Segment| PathBuf::from(std::ffi::OsStr::from_bytes(&segment.path));
+    let is_touched = |segment: &Segment| {
+        let was = segment.stamp;
+        let now = fs::metadata(path(segment)).ok().map(|meta| Stamp::of(&meta));
+        now.is_none_or(|now| (now.bytes, now.mtime, now.inode) != (was.bytes, was.mtime, was.inode))
+    };
+    match segments {
+        [(_, only)] => vec![path(only)],
+        several => {
+            let touched = several.iter().map(|(_, segment)| segment).filter(|one| is_touched(one));
+            touched.map(path).collect()
+        }
     }
 }
 

@@ -194,6 +194,28 @@ fn the_index_is_rebuilt_from_the_files_as_it_was() {
 }
 
 #[test]
+fn a_file_that_changed_after_it_was_imported_in_place_can_be_named() {
+    let (home, tree) = (TempDir::new().unwrap(), tree(1));
+    let store = Store::open(home.path()).unwrap();
+    let options = Options { in_place: true, ..Options::default() };
+    let hash = import(&store, tree.path(), options, NOW).unwrap().hash;
+    let large = tree.path().join("a/large");
+    fs::write(&large, noise(6 << 20, 9)).unwrap();
+    fs::write(tree.path().join("b/copy"), noise(5 << 20, 9)).unwrap();
+    let small = tree.path().join("small/007");
+    fs::remove_file(&small).unwrap();
+    assert!(store.changed_files(hash).unwrap().is_empty(), "nobody has looked");
+    store.verify(hash, NOW, |_| ()).unwrap();
+    let changed = store.changed_files(hash).unwrap();
+    let is_large = |path: &PathBuf| *path == large || *path == tree.path().join("b/copy");
+    assert!(changed.contains(&small) && changed.iter().any(is_large), "{changed:?}");
+    assert!(changed.len() <= 3, "others were not touched: {changed:?}");
+    // What is copied into the store is nobody else's to change.
+    let copied = take(&store, tree.path()).hash;
+    assert!(store.changed_files(copied).unwrap().is_empty());
+}
+
+#[test]
 fn what_does_not_fit_its_name_is_put_aside_when_the_index_is_rebuilt() {
     let (home, tree) = (TempDir::new().unwrap(), tree(1));
     let store = Store::open(home.path()).unwrap();

@@ -38,7 +38,19 @@ pub(super) async fn push(push: &Push, context: &Context) -> Outcome {
     let told =
         if context.json { print_json(answer.json())? } else { print(&pushed(&made, &work))? };
     // The answer stands as it is: the version is there. What is not there yet is told beside it.
-    Ok(if work.timed_out { unacknowledged(&made).show(false) } else { told })
+    Ok(match (work.timed_out, work.no_room) {
+        (true, _) => unacknowledged(&made).show(false),
+        (false, true) => no_room(&made).show(false),
+        (false, false) => told,
+    })
+}
+
+/// The version is made, and nodes that should hold copies of it have no room for one.
+pub(super) fn no_room(made: &Dataset) -> Report {
+    let name = made.reference();
+    let cause = copies(made).unwrap_or_else(|| "too few nodes have room for a copy".into());
+    let hint = "make room there (mesh data du), or let another node join: it is copied then";
+    Report::new(Code::Failed, format!("{name} is made, but not acknowledged yet"), cause, hint)
 }
 
 /// The version is made, and nodes that should hold copies of it do not answer.

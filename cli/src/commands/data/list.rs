@@ -23,7 +23,7 @@ pub(super) async fn ls(all: bool, party: Option<&str>, context: &Context) -> Out
     let found: Vec<Dataset> = answer.items()?;
     warn_of_age(&answer);
     if found.is_empty() {
-        note("There is no such dataset. mesh data push DIR makes one.");
+        note(&nothing(party));
         return Ok(ExitCode::SUCCESS);
     }
     let look = Look::stdout();
@@ -32,6 +32,16 @@ pub(super) async fn ls(all: bool, party: Option<&str>, context: &Context) -> Out
         text += &format!("\n{}\n", look.paint.dye(&summary(&found), Tint::Faint));
     }
     print(&text)
+}
+
+/// That there is nothing to list, and what could be done about it.
+pub(super) fn nothing(party: Option<&str>) -> String {
+    match party {
+        None => "There is no dataset. mesh data push DIR makes one.".to_owned(),
+        Some(party) => format!(
+            "{party} has no dataset that this node's party may see. There, mesh data share NAME PARTY lets it."
+        ),
+    }
 }
 
 pub(super) fn table(found: &[Dataset], now_ms: u64) -> Table {

@@ -97,11 +97,24 @@ fn about(data: &Dataset, look: Look) -> String {
             ("made", data.lineage.as_ref().map(|lineage| lineage.words()).unwrap_or_default()),
             ("note", data.note.clone().unwrap_or_default()),
             ("state", unsafe_yet.into()),
+            ("changed", changed(&data.changed_files)),
             ("manifest", data.manifest.clone().unwrap_or_default()),
             ("id", data.id.clone()),
         ],
         look.paint,
     )
+}
+
+/// Which files it was made of in place and are others now; empty if there are none.
+fn changed(files: &[String]) -> String {
+    match files {
+        [] => String::new(),
+        [one] => format!("{one} is not what it was when it was pushed in place"),
+        [first, more @ ..] => {
+            let others = many(more.len() as u64, "other file");
+            format!("{first} and {others} are not what they were when they were pushed in place")
+        }
+    }
 }
 
 /// Who may read it, in words.

@@ -6,7 +6,7 @@ use clap::Parser;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::carry::{absolute, pulled, pushed, unacknowledged, verified};
+use super::carry::{absolute, no_room, pulled, pushed, unacknowledged, verified};
 use super::change::{TAKEN_BACK, readers};
 use super::flow::{Line, Progress, is_wanted, rate, read};
 use super::show::{Look, copies};
@@ -382,6 +382,38 @@ fn the_help_on_a_push_tells_what_it_says_when_it_has_waited_in_vain() {
     ] {
         assert!(help.contains(words) && in_text.contains(words), "{words}: {said:?}");
     }
+}
+
+#[test]
+fn a_push_without_room_for_its_copies_fails_and_names_the_nodes() {
+    let mut data = mnist();
+    data["shortfall"] = json!("1 more should stand before a node is lost, and no room on beta");
+    let said = no_room(&parsed(data));
+    assert_eq!(said.code, Code::Failed);
+    assert!(said.message.starts_with("mnist@3 is made"), "{said:?}");
+    assert!(said.cause.contains("no room on beta"), "{said:?}");
+    assert!(PUSH.contains("no room"), "the help knows of it");
+}
+
+#[test]
+fn a_file_that_changed_where_it_was_pushed_in_place_is_shown() {
+    let shown = |files: Value| {
+        let mut data = mnist();
+        data["changed_files"] = files;
+        show::text(&parsed(data), look(120, true))
+    };
+    assert!(!shown(json!(null)).contains("pushed in place"));
+    let one = shown(json!(["/nas/a.bin"]));
+    assert!(one.contains("/nas/a.bin is not what it was"), "{one}");
+    let some = shown(json!(["/nas/a.bin", "/nas/b.bin", "/nas/c.bin"]));
+    assert!(some.contains("/nas/a.bin and 2 other files are not"), "{some}");
+}
+
+#[test]
+fn that_a_party_shows_nothing_is_no_reason_to_push() {
+    assert!(list::nothing(None).contains("mesh data push"));
+    let beta = list::nothing(Some("beta"));
+    assert!(beta.starts_with("beta has no dataset that") && !beta.contains("push"), "{beta}");
 }
 
 #[test]

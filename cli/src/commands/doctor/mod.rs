@@ -14,6 +14,7 @@ use crate::report::{Code, Outcome, Report};
 use crate::value;
 use crate::view::{Paint, Tint, clean};
 
+mod copies;
 mod host;
 mod members;
 pub(crate) mod ports;
@@ -121,6 +122,7 @@ pub(crate) async fn run(doctor: &Doctor, context: &Context) -> Outcome {
     // What one that was removed knows of the others is of yesterday.
     if known.is_some_and(|status| !status.removed) {
         findings.extend(members::check(&api, here).await?);
+        findings.extend(copies::check(&api).await);
     }
     show(&findings, answer.as_ref(), context)
 }
@@ -171,7 +173,8 @@ fn running(status: &Result<Status, Report>, context: &Context) -> Finding {
 /// Whether tasks that run on the node are limited and kept apart.
 fn work(status: &Status) -> Finding {
     if status.work_lacks.is_empty() {
-        return Finding::ok("work", "processes are limited, and kept from the host and each other");
+        let said = "processes are limited, and kept from the host's files and each other's; the network is shared";
+        return Finding::ok("work", said);
     }
     let hint = "run the node as root, or in a cgroup of its own, or use images where it matters";
     Finding::look("work", status.work_lacks.join("; "), hint)

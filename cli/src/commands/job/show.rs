@@ -1,5 +1,7 @@
 //! `mesh job show`: everything about a job.
 
+use std::collections::BTreeSet;
+
 use crate::answers::{Job, plain};
 use crate::commands::jobs::tint;
 use crate::commands::status::warn_of_age;
@@ -91,6 +93,12 @@ fn about(job: &Job, now_ms: u64) -> Vec<(&'static str, String)> {
         let number = group.count.map(|n| format!("{n} × ")).unwrap_or_default();
         lines.push(("tasks", format!("{number}{}{gang}: {}", group.name, needs.join(", "))));
         lines.push(("command", command(&group.command)));
+    }
+    let images: BTreeSet<&str> =
+        job.tasks.iter().filter_map(|task| task.image_id.as_deref()).collect();
+    lines.extend(images.into_iter().map(|id| ("image id", id.to_owned())));
+    if job.is_whole == Some(false) {
+        lines.push(("the rest", "is for its own party, and those that take part in it".into()));
     }
     lines.extend(words::outputs(job).into_iter().map(|line| ("output", line)));
     lines.extend(job.course.iter().flat_map(course::facts));
@@ -236,6 +244,19 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part:?} is not in\n{text}");
         }
+    }
+
+    #[test]
+    fn of_another_partys_job_it_is_said_that_there_is_more() {
+        let job: Job = serde_json::from_value(json!({
+            "id": "1a2b3c4d".repeat(4), "name": "theirs", "state": "running", "is_whole": false, "user": null,
+            "groups": [{ "name": "worker", "count": 1, "cpu_milli": 1000 }],
+            "tasks": [{ "number": 0, "state": "running", "image_id": "sha256:ab" }],
+        }))
+        .unwrap();
+        let text = text(&job, None, Paint(false), 0);
+        assert!(text.contains("the rest     is for its own party"), "{text}");
+        assert!(text.contains("image id     sha256:ab\n") && !text.contains("command"), "{text}");
     }
 
     #[test]

@@ -30,11 +30,31 @@ use super::Api;
 use super::answer::{Answer, Problem, chain, date, has_state, item, items, query, quoted};
 use super::route::{Form, Route, field};
 use crate::data::catalogue::{EACH, Known, ResolveError, Visibility};
+use crate::data::keep::PINNED;
 use crate::engine::Roster;
 use crate::state::data::{DataRef, Pick};
 
 /// Paths that one answer of `diff` lists.
 const MAX_CHANGES: usize = 100_000;
+/// A shorter beginning of a version's id finds nothing, as with the ids of nodes.
+const LEAST_OF_ID: usize = 4;
+/// Files that `show` names, of those that have changed since they were pushed in place.
+const MAX_CHANGED_FILES: usize = 20;
+/// What of a version is null to a party that may see its name and size, and nothing else.
+const UNLISTED: [&str; 12] = [
+    "copies",
+    "copies_wanted",
+    "shortfall",
+    "created_at",
+    "author",
+    "tags",
+    "holders",
+    "chunks",
+    "objects",
+    "lineage",
+    "acknowledged",
+    "changed_files",
+];
 
 pub(super) fn routes() -> Vec<Route> {
     let reference = field("ref", "string", "[party/]name[@N|:tag]");
@@ -197,7 +217,7 @@ async fn usage(State(api): State<Api>) -> Answer {
         json!({
             "name": of.map(|one| one.name.as_str()), "version": of.map(|one| one.number),
             "party": of.and_then(|one| roster.parties.get(&one.party)).map(ToString::to_string),
-            "manifest": held.hash, "bytes": held.bytes, "pinned": !held.pins.is_empty(),
+            "manifest": held.hash, "bytes": held.bytes, "pinned": is_pinned(held),
             "durable": of.is_some_and(|one| one.holders.contains(&api.whoami.node)),
             "last_used_at": date(held.used),
         })
@@ -220,6 +240,11 @@ async fn usage(State(api): State<Api>) -> Answer {
     ))
 }
 
+/// Whether somebody asked for it to stay. The node's own reasons are no pin to a person.
+fn is_pinned(held: &Held) -> bool {
+    held.pins.iter().any(|reason| reason == PINNED)
+}
+
 /// Everything that this node may know of.
 pub(super) async fn catalogue(api: &Api) -> Result<Vec<Known>, Problem> {
     has_state(api)?;
@@ -231,8 +256,38 @@ async fn resolve(api: &Api, text: &str) -> Result<Known, Problem> {
     let mut wanted = parse(text)?;
     if wanted.party.as_ref().is_some_and(|party| party.as_str() == EACH) {
         wanted.party = None;
+        return look_up(api, wanted).await;
     }
-    look_up(api, wanted).await
+    let begin = begin_of_id(&wanted).map(str::to_owned);
+    match (look_up(api, wanted).await, begin) {
+        // A name goes before an id: it was chosen.
+        (Err(problem), Some(begin)) => by_id(api, &begin).await?.ok_or(problem),
+        (found, _) => found,
+    }
+}
+
+/// What may be the beginning of a version's id, where a name stands.
+fn begin_of_id(wanted: &DataRef) -> Option<&str> {
+    let name = wanted.name.as_str();
+    let is_hex = name.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte));
+    let may_be = wanted.party.is_none() && wanted.pick == Pick::Latest && is_hex;
+    (may_be && name.len() >= LEAST_OF_ID).then_some(name)
+}
+
+/// The one version whose id begins so, if there is one.
+async fn by_id(api: &Api, begin: &str) -> Result<Option<Known>, Problem> {
+    let mut known = catalogue(api).await?;
+    known.retain(|one| one.id.to_string().starts_with(begin));
+    if known.len() < 2 {
+        return Ok(known.pop());
+    }
+    let roster = api.roster();
+    let named: Vec<String> = known.iter().take(8).map(|one| title(&roster, one)).collect();
+    Err(Problem::bad(
+        format!("{} could be any of {} versions", quoted(begin), known.len()),
+        format!("their ids begin so: {}", named.join(", ")),
+        "write more of the id, or the name",
+    ))
 }
 
 /// What a reference means to one who changes it: `each/…` is too many.
@@ -277,7 +332,7 @@ fn parse(text: &str) -> Result<DataRef, Problem> {
     })
 }
 
-fn find_party(api: &Api, wanted: &str) -> Result<PartyId, Problem> {
+pub(super) fn find_party(api: &Api, wanted: &str) -> Result<PartyId, Problem> {
     has_state(api)?;
     let roster = api.roster();
     let all = roster.parties.iter().map(|(id, name)| (*id, Some(name.as_str())));
@@ -357,7 +412,7 @@ pub(super) async fn row(api: &Api, known: &Known) -> Value {
         _ => None,
     };
     let tags: Vec<&str> = known.tags.iter().map(|tag| tag.as_str()).collect();
-    json!({
+    let mut row = json!({
         "id": known.id, "name": known.name.as_str(), "version": known.number,
         "manifest": known.manifest, "party": party(&known.party), "party_id": known.party,
         "visibility": known.visibility.name(), "readers": readers,
@@ -366,7 +421,19 @@ pub(super) async fn row(api: &Api, known: &Known) -> Value {
         "created_at": date(known.created.time), "author": node_name(&roster, known.author),
         "tags": tags, "mine": roster.party_of(api.whoami.node) == Some(known.party),
         "here": api.data.here(known, false).await,
-    })
+        "shortfall": api.data.shortfall(known).await,
+    });
+    if known.manifest.is_none() {
+        unlist(&mut row);
+    }
+    row
+}
+
+/// Leaves out what a party is not to know of data that another one lists.
+fn unlist(row: &mut Value) {
+    for field in UNLISTED {
+        row[field] = Value::Null;
+    }
 }
 
 /// A version by itself.
@@ -374,15 +441,14 @@ pub(super) async fn whole(api: &Api, known: &Known) -> Value {
     let roster = api.roster();
     let durable = |node: &NodeId| holder(api, &roster, *node, "durable", known.bytes);
     let mut holders: Vec<Value> = known.holders.iter().map(durable).collect();
-    let me = api.whoami.node;
-    if !known.holders.contains(&me)
-        && let Some(part) = api.data.pulled_bytes(known.id)
-    {
-        holders.push(holder(api, &roster, me, "pulling", part));
+    let (me, here) = (api.whoami.node, api.data.here(known, true).await);
+    let own = own_part(here, api.data.pulled_bytes(known.id), known.bytes);
+    if let Some((holds, part)) = own.filter(|_| !known.holders.contains(&me)) {
+        holders.push(holder(api, &roster, me, holds, part));
     }
     let inputs: Vec<String> = known.lineage.inputs().iter().map(ToString::to_string).collect();
     let mut row = row(api, known).await;
-    row["here"] = api.data.here(known, true).await.into();
+    row["here"] = here.into();
     let counts = match api.data.find(known.id).await {
         Some(found) => api.data.counts(found.manifest).await,
         None => None,
@@ -393,7 +459,28 @@ pub(super) async fn whole(api: &Api, known: &Known) -> Value {
     row["note"] = json!(known.note);
     row["lineage"] = json!({ "job": known.lineage.job(), "inputs": inputs });
     row["acknowledged"] = json!(known.holders.len() > usize::from(known.copies) / 2);
+    row["changed_files"] = json!(changed_files(api, known).await);
+    if known.manifest.is_none() {
+        unlist(&mut row);
+    }
     row
+}
+
+/// What a node that nobody counts on has of a version of so many bytes, and what that is worth.
+fn own_part(here: &str, pulled: Option<u64>, bytes: u64) -> Option<(&'static str, u64)> {
+    match (pulled, here) {
+        (Some(part), _) => Some(("pulling", part)),
+        (None, "whole") => Some(("cached", bytes)),
+        (None, _) => None,
+    }
+}
+
+/// The first of the files that the version was made of in place on this node, and that have changed since.
+async fn changed_files(api: &Api, known: &Known) -> Vec<String> {
+    let Some(manifest) = known.manifest else { return Vec::new() };
+    let changed = api.data.changed_files(manifest).await;
+    // A path need not be text.
+    changed.iter().take(MAX_CHANGED_FILES).map(|path| path.display().to_string()).collect()
 }
 
 /// A node that has so much of a version, and what that is worth.
@@ -409,4 +496,63 @@ fn holder(api: &Api, roster: &Roster, node: NodeId, holds: &str, bytes: u64) -> 
 
 fn node_name(roster: &Roster, node: NodeId) -> String {
     roster.members.get(&node).map_or_else(|| node.short(), |place| place.name.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use mesh_consensus::time::Time;
+
+    use super::*;
+
+    #[test]
+    fn only_what_somebody_pinned_is_pinned() {
+        let held = |pins: &[&str]| Held {
+            hash: Hash([1; 32]),
+            bytes: 1,
+            files: 1,
+            pins: pins.iter().map(ToString::to_string).collect(),
+            leases: 0,
+            used: Time(0),
+            in_place: false,
+        };
+        assert!(!is_pinned(&held(&[])));
+        assert!(!is_pinned(&held(&["held", "job"])), "the node's own reasons");
+        assert!(is_pinned(&held(&["held", PINNED])));
+    }
+
+    #[test]
+    fn a_name_of_hex_digits_may_be_the_beginning_of_an_id() {
+        let begin = |text: &str| {
+            let wanted: DataRef = text.parse().unwrap();
+            begin_of_id(&wanted).map(str::to_owned)
+        };
+        assert_eq!(begin("d672"), Some("d672".to_owned()));
+        assert_eq!(begin("d67"), None, "a slip of the finger finds nothing");
+        for other in ["mnist", "d672@1", "d672:clean", "lab/d672"] {
+            assert_eq!(begin(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_node_that_has_all_of_it_and_is_not_counted_on_is_shown_all_the_same() {
+        assert_eq!(own_part("whole", None, 7), Some(("cached", 7)));
+        assert_eq!(own_part("partial", Some(3), 7), Some(("pulling", 3)));
+        assert_eq!(own_part("partial", None, 7), None);
+        assert_eq!(own_part("none", None, 7), None);
+    }
+
+    #[test]
+    fn of_what_is_listed_others_see_the_name_and_the_size() {
+        let mut row = json!({
+            "name": "xray", "version": 3, "bytes": 7, "files": 1, "copies": 2, "author": "n1",
+            "created_at": "2026-11-18", "holders": [1], "lineage": {}, "acknowledged": true,
+        });
+        unlist(&mut row);
+        for field in ["name", "version", "bytes", "files"] {
+            assert!(!row[field].is_null(), "{row}");
+        }
+        for field in ["copies", "author", "created_at", "holders", "lineage", "acknowledged"] {
+            assert!(row[field].is_null(), "{row}");
+        }
+    }
 }

@@ -31,6 +31,7 @@ use crate::clock;
 use crate::data::catalogue::{EACH, LATEST, Visibility};
 use crate::data::pull::{self, How, PullError};
 use crate::data::push::{self, COPIES, Cancel, PushError, Pushed, Wish};
+use crate::data::{Found, LayOutError};
 use crate::state::data::Lineage;
 use crate::state::name::Name;
 
@@ -134,7 +135,11 @@ async fn push(
             item["read_bytes"] = json!(known.bytes);
             item["mended_objects"] = json!(mended);
             item["timed_out"] = json!(shortfall.as_ref().is_some_and(|short| short.timed_out));
-            item["shortfall"] = json!(shortfall.map(|short| short.why));
+            item["no_room"] = json!(shortfall.as_ref().is_some_and(|short| short.no_room));
+            // Where a majority stands, the version itself tells what else is missing.
+            if let Some(short) = shortfall {
+                item["shortfall"] = json!(short.why);
+            }
             item["elapsed_ms"] = json!(millis(begun.elapsed()));
             Ok(item)
         }
@@ -244,10 +249,10 @@ async fn pull(
             let mut mended = if here { 0 } else { api.data.lost_objects(&found).await };
             let brought = match here {
                 true => pull::Progress::default(),
-                false => {
-                    let brought = api.data.bring(&found, wants.how(), show).await;
-                    brought.map_err(|error| unpulled(&error))?
-                }
+                false => match api.data.bring(&found, wants.how(), show).await {
+                    Ok(brought) => brought,
+                    Err(error) => return Err(unpulled_here(&api, &found, &error).await),
+                },
             };
             let mut item = whole(&api, &known).await;
             if let Some(dir) = &wants.dir {
@@ -282,7 +287,7 @@ async fn pull(
 /// Lays a version that is here out as a directory. Also says how many damaged objects had to be fetched anew.
 async fn lay_out(
     api: &Api,
-    found: &crate::data::Found,
+    found: &Found,
     dir: &Path,
     wants: &WantsPull,
     sender: &watch::Sender<(bool, pull::Progress)>,
@@ -298,25 +303,32 @@ async fn lay_out(
     let cancel = Cancel(Arc::new(AtomicBool::new(false)));
     let (into, writable, how) = (dir.to_path_buf(), wants.writable, wants.how());
     let laid = api.data.lay_out(found, into, writable, how, cancel.0.clone(), show).await;
-    laid.map_err(|error| match error {
-        crate::data::LayOutError::Tree(error) => {
-            let hint = match tree_trouble(&error) {
-                Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) => {
-                    "make room there, or name a directory on another disk"
-                }
-                Some(io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem) => {
-                    "name a directory in which the user of this node may write"
-                }
-                _ => "name a directory that does not exist yet, or is empty",
-            };
-            Problem::refused(
-                format!("it cannot be laid out in {}", dir.display()),
-                chain(&error),
-                hint,
-            )
+    match laid {
+        Ok(laid) => Ok(laid),
+        Err(LayOutError::Tree(error)) => Err(Problem::refused(
+            format!("it cannot be laid out in {}", dir.display()),
+            chain(&error),
+            unlaid_hint(tree_trouble(&error), dir),
+        )),
+        Err(LayOutError::Pull(error)) => Err(unpulled_here(api, found, &error).await),
+    }
+}
+
+/// What to do if the system would not let a directory be made or written.
+fn unlaid_hint(trouble: Option<io::ErrorKind>, dir: &Path) -> String {
+    let above = dir.parent().filter(|above| !above.exists());
+    match (trouble, above) {
+        (Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded), _) => {
+            "make room there, or name a directory on another disk".to_owned()
         }
-        crate::data::LayOutError::Pull(error) => unpulled(&error),
-    })
+        (Some(io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem), _) => {
+            "name a directory in which the user of this node may write".to_owned()
+        }
+        (_, Some(above)) => {
+            format!("make the directory above it first: mkdir -p {}", above.display())
+        }
+        _ => "name a directory that does not exist yet, or is empty".to_owned(),
+    }
 }
 
 /// What the system said, if it was the system that would not lay it out.
@@ -552,6 +564,27 @@ pub(in crate::api) fn unpushed(api: &Api, error: PushError) -> Problem {
     }
 }
 
+/// As [`unpulled`]. If nobody has it since files of this node have changed that it was served from, it says so.
+async fn unpulled_here(api: &Api, found: &Found, error: &PullError) -> Problem {
+    let changed = match error {
+        PullError::Nobody { .. } => api.data.changed_files(found.manifest).await,
+        _ => Vec::new(),
+    };
+    let Some(changed) = changed_words(&changed) else { return unpulled(error) };
+    let hint = "put it back as it was; or push again what is there now, as a new version";
+    Problem::timeout("it could not be brought here", format!("{changed}, and {error}"), hint)
+}
+
+/// `/nas/a.bin changed since it was pushed in place`; `None` if nothing did.
+fn changed_words(changed: &[PathBuf]) -> Option<String> {
+    let first = changed.first()?.display();
+    Some(match changed.len() - 1 {
+        0 => format!("{first} changed since it was pushed in place"),
+        1 => format!("{first} and 1 other file changed since they were pushed in place"),
+        more => format!("{first} and {more} other files changed since they were pushed in place"),
+    })
+}
+
 fn unpulled(error: &PullError) -> Problem {
     let hint = match error {
         PullError::Full => {
@@ -570,6 +603,47 @@ fn unpulled(error: &PullError) -> Problem {
     match error {
         // Nobody gave a sign for as long as was to be waited.
         PullError::Nobody { .. } => Problem::timeout(message, cause, hint),
-        _ => Problem::unavailable(message, cause, hint),
+        // The same again comes to the same, until somebody has done something about it.
+        PullError::Full | PullError::NoRoom { .. } | PullError::Store(_) => {
+            Problem::refused(message, cause, hint)
+        }
+        PullError::Stopping => Problem::unavailable(message, cause, hint),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_without_room_refuses_a_pull_and_a_node_that_stops_cannot_answer() {
+        let code = |error: PullError| unpulled(&error).json()["error"]["code"].clone();
+        assert_eq!(code(PullError::Full), "refused");
+        assert_eq!(code(PullError::NoRoom { needed: 2, free: 1 }), "refused");
+        assert_eq!(code(PullError::Store("it is damaged".into())), "refused");
+        assert_eq!(code(PullError::Nobody { missing: 1 }), "timeout");
+        assert_eq!(code(PullError::Stopping), "unavailable");
+    }
+
+    #[test]
+    fn what_to_do_about_a_directory_depends_on_what_is_wrong_with_it() {
+        let hint = |trouble, dir: &str| unlaid_hint(trouble, Path::new(dir));
+        let missing = hint(Some(io::ErrorKind::NotFound), "/no/such/place");
+        assert!(missing.ends_with("mkdir -p /no/such"), "{missing}");
+        assert!(hint(None, "/tmp").contains("is empty"));
+        assert!(hint(Some(io::ErrorKind::StorageFull), "/no/such/place").contains("make room"));
+    }
+
+    #[test]
+    fn a_file_that_changed_at_the_source_is_named() {
+        let told = |paths: &[&str]| {
+            let paths: Vec<PathBuf> = paths.iter().map(PathBuf::from).collect();
+            changed_words(&paths)
+        };
+        assert_eq!(told(&[]), None);
+        assert_eq!(told(&["/a"]).as_deref(), Some("/a changed since it was pushed in place"));
+        let some = told(&["/a", "/b", "/c"]);
+        let want = "/a and 2 other files changed since they were pushed in place";
+        assert_eq!(some.as_deref(), Some(want));
     }
 }

@@ -12,6 +12,7 @@ use axum::http::Uri;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
 use bytes::Bytes;
+use futures::StreamExt as _;
 use mesh_consensus::id::{JobId, NodeId};
 use mesh_consensus::time::Time;
 use serde::Deserialize;
@@ -31,6 +32,8 @@ use crate::work::stream::{self, From, Kind, Line};
 const MAX_BEHIND: usize = 16;
 /// A node that does not answer is asked again after so long.
 const AGAIN: Duration = Duration::from_millis(500);
+/// So many nodes are asked at a time what they know of earlier attempts.
+const MAX_ASKED: usize = 32;
 /// So often, if the job is over.
 const TRIES: usize = 3;
 
@@ -38,6 +41,7 @@ pub(super) fn routes() -> Vec<Route> {
     let logs = Route::get("/v1/jobs/{job}/logs", "What a job's tasks printed.", logs);
     let query = [
         field("task", "integer", "Only this task."),
+        field("attempt", "integer", "This attempt at each, from 1; the last if left out."),
         field("follow", "boolean", "Whether to go on until the job is over."),
         field("since_ms", "integer", "Nothing older: milliseconds since 1970."),
         field("lines", "integer", "So many lines from the end of each task's."),
@@ -49,6 +53,7 @@ pub(super) fn routes() -> Vec<Route> {
 #[serde(default)]
 struct Wants {
     task: Option<u32>,
+    attempt: Option<u32>,
     follow: bool,
     since_ms: Option<u64>,
     lines: Option<u64>,
@@ -74,9 +79,17 @@ async fn logs(State(api): State<Api>, Param(wanted): Param<String>, uri: Uri) ->
                 "ask a node of that party",
             ));
         }
-        Ok((id, job.tasks.len()))
+        let attempts = job.tasks.iter().map(|task| task.attempts).max().unwrap_or(0);
+        Ok((id, job.tasks.len(), attempts))
     });
-    let (job, tasks) = found.await??;
+    let (job, tasks, attempts) = found.await??;
+    if let Some(attempt) = wants.attempt.filter(|attempt| !(1..=attempts).contains(attempt)) {
+        return Err(Problem::not_found(
+            format!("the job has no attempt {attempt}"),
+            format!("its tasks have had {attempts} at most, counted from 1"),
+            format!("mesh job show {}", job.short()),
+        ));
+    }
     if let Some(task) = wants.task.filter(|task| *task as usize >= tasks && tasks > 0) {
         return Err(Problem::not_found(
             format!("the job has no task {task}"),
@@ -88,8 +101,14 @@ async fn logs(State(api): State<Api>, Param(wanted): Param<String>, uri: Uri) ->
     let (sender, receiver) = mpsc::channel::<Bytes>(MAX_BEHIND);
     tokio::spawn(async move {
         let _permit = permit;
+        let reads = async {
+            match wants.attempt {
+                Some(attempt) => earlier(&api, job, attempt, &wants, &sender).await,
+                None => follow(&api, job, &wants, &sender).await,
+            }
+        };
         tokio::select! {
-            () = follow(&api, job, &wants, &sender) => {}
+            () = reads => {}
             () = api.stop.cancelled() => {}
             () = sender.closed() => {}
         }
@@ -144,6 +163,56 @@ async fn follow(api: &Api, job: JobId, wants: &Wants, sender: &mpsc::Sender<Byte
             Some(_) = readers.join_next() => {}
         }
     }
+}
+
+/// Reads one attempt at each task, wherever it was. The state knows where the last one is; of those before it the nodes
+/// are asked.
+async fn earlier(api: &Api, job: JobId, attempt: u32, wants: &Wants, sender: &mpsc::Sender<Bytes>) {
+    let only = wants.task;
+    let tasks = api.look(move |see| {
+        let tasks = see.replica.machine().job(job)?.tasks.iter().enumerate();
+        let tasks = tasks.map(|(n, task)| (n as u32, task.attempts));
+        let tasks = tasks
+            .filter(|(n, attempts)| only.is_none_or(|only| only == *n) && *attempts >= attempt);
+        Some(tasks.map(|(n, _)| n).collect::<Vec<u32>>())
+    });
+    let Ok(Some(tasks)) = tasks.await else { return };
+    let from = match (wants.since_ms, wants.lines) {
+        (Some(ms), _) => From::Since(ms),
+        (None, Some(lines)) => From::Last(lines),
+        (None, None) => From::Start,
+    };
+    for task in tasks {
+        match locate(api, job, task, attempt).await {
+            Some((node, key)) => read(api, node, key, from, wants.follow, sender).await,
+            None => {
+                let text =
+                    format!("attempt {attempt} at task {task} is kept on no node that answers");
+                let lost = json!({
+                    "schema": SCHEMA, "kind": "error", "task": task, "node": null, "text": text,
+                });
+                // Whoever asked may have gone.
+                let _ = sender.send(Bytes::from(format!("{lost}\n"))).await;
+            }
+        }
+    }
+}
+
+/// The node that has an attempt, and the attempt.
+async fn locate(api: &Api, job: JobId, task: u32, attempt: u32) -> Option<(NodeId, Key)> {
+    let members: Vec<NodeId> = api.roster().members.keys().copied().collect();
+    let asked = members.into_iter().map(|node| async move {
+        let found = stream::past(api, node, Key { job, task, fence: 0 }).await;
+        let found = found.into_iter().find(|about| about.attempt == attempt)?;
+        Some((node, Key { job, task, fence: found.fence }))
+    });
+    let mut answers = futures::stream::iter(asked).buffer_unordered(MAX_ASKED);
+    while let Some(answer) = answers.next().await {
+        if answer.is_some() {
+            return answer;
+        }
+    }
+    None
 }
 
 async fn read(

@@ -6,15 +6,18 @@ mod shown;
 mod streams;
 mod submit;
 
+use std::time::Duration;
+
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::Uri;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::IntoResponse;
 use bytes::Bytes;
-use mesh_consensus::id::JobId;
+use mesh_consensus::id::{JobId, NodeId};
 use serde::Deserialize;
 use serde_json::{Value, json};
+use tokio::time::timeout;
 
 pub(super) use course::metrics;
 
@@ -29,6 +32,13 @@ use crate::handle::Ask;
 use crate::state;
 use crate::state::command::{JobForget, JobStop};
 use crate::state::jobs::Job;
+use crate::work::Key;
+use crate::work::stream;
+
+/// Of so many tasks in containers it is asked in which image they run.
+const MAX_IMAGES: usize = 32;
+/// Who has not said it by then is not waited for.
+const AT_ONCE: Duration = Duration::from_secs(1);
 
 pub(super) fn routes() -> Vec<Route> {
     let mut routes = vec![
@@ -66,6 +76,7 @@ async fn list(State(api): State<Api>, uri: Uri) -> Answer {
     let WantsList { all, waiting } = query(&uri)?;
     has_state(&api)?;
     let roster = api.roster();
+    let viewer = roster.party_of(api.whoami.node);
     let rows = api.look(move |see| {
         let state = see.replica.machine();
         let is_wanted = |job: &Job| match waiting {
@@ -76,7 +87,7 @@ async fn list(State(api): State<Api>, uri: Uri) -> Answer {
             state.jobs().iter().filter(|(_, job)| is_wanted(job)).map(|(id, j)| (*id, j)).collect();
         jobs.sort_by_key(|(_, job)| std::cmp::Reverse(job.submitted.index));
         jobs.into_iter()
-            .map(|(id, job)| shown::row(state, &roster, id, job))
+            .map(|(id, job)| shown::row(state, &roster, viewer, id, job))
             .collect::<Vec<Value>>()
     });
     Ok(items(&api, rows.await?))
@@ -85,14 +96,32 @@ async fn list(State(api): State<Api>, uri: Uri) -> Answer {
 async fn show(State(api): State<Api>, Param(wanted): Param<String>) -> Answer {
     has_state(&api)?;
     let roster = api.roster();
+    let viewer = roster.party_of(api.whoami.node);
     let found = api.look(move |see| {
         let state = see.replica.machine();
         let (id, job) = find_job(state, &wanted)?;
-        let mut shown = shown::whole(state, &roster, id, job);
-        shown["course"] = json!(course::whole(state, &roster, id, job));
-        Ok::<_, Problem>(shown)
+        let mut shown = shown::whole(state, &roster, viewer, id, job);
+        let takes_part = shown::takes_part(state, viewer, job);
+        let course = takes_part.then(|| course::whole(state, &roster, id, job)).flatten();
+        shown["course"] = json!(course);
+        let contained = if takes_part { shown::contained(id, job) } else { Vec::new() };
+        Ok::<_, Problem>((shown, contained))
     });
-    Ok(item(&api, found.await??))
+    let (mut shown, contained) = found.await??;
+    for (key, image_id) in image_ids(&api, contained).await {
+        shown["tasks"][key.task as usize]["image_id"] = json!(image_id);
+    }
+    Ok(item(&api, shown))
+}
+
+/// In which image the last attempt at each of these tasks ran, as far as their nodes say so at once.
+async fn image_ids(api: &Api, contained: Vec<(NodeId, Key)>) -> Vec<(Key, String)> {
+    let asked = contained.into_iter().take(MAX_IMAGES).map(|(node, key)| async move {
+        let past = timeout(AT_ONCE, stream::past(api, node, key)).await.ok()?;
+        let about = past.into_iter().find(|about| about.fence == key.fence)?;
+        Some((key, about.image_id?))
+    });
+    futures::future::join_all(asked).await.into_iter().flatten().collect()
 }
 
 async fn watch(State(api): State<Api>, Param(wanted): Param<String>) -> Answer {
@@ -110,11 +139,12 @@ async fn watch(State(api): State<Api>, Param(wanted): Param<String>) -> Answer {
             loop {
                 changed.borrow_and_update();
                 let roster = api.roster();
+                let viewer = roster.party_of(api.whoami.node);
                 let now = api.look(move |see| {
                     let state = see.replica.machine();
-                    state
-                        .job(id)
-                        .map(|job| (shown::whole(state, &roster, id, job), job.over.is_some()))
+                    let job = state.job(id)?;
+                    let shown = shown::whole(state, &roster, viewer, id, job);
+                    Some((shown, job.over.is_some()))
                 });
                 // Who dropped it ends this, too.
                 let (now, over) = now.await.ok()??;
@@ -135,8 +165,11 @@ async fn watch(State(api): State<Api>, Param(wanted): Param<String>) -> Answer {
 
 async fn stop(State(api): State<Api>, Param(wanted): Param<String>) -> Answer {
     has_state(&api)?;
+    let viewer = api.roster().party_of(api.whoami.node);
     let found = api.look(move |see| {
-        find_job(see.replica.machine(), &wanted).map(|(id, job)| (id, job.over.is_some()))
+        let (id, job) = find_job(see.replica.machine(), &wanted)?;
+        check_own(viewer, job, "stopped")?;
+        Ok::<_, Problem>((id, job.over.is_some()))
     });
     let (job, over) = found.await??;
     if !over {
@@ -146,7 +179,7 @@ async fn stop(State(api): State<Api>, Param(wanted): Param<String>) -> Answer {
     let roster = api.roster();
     let now = api.look(move |see| {
         let state = see.replica.machine();
-        state.job(job).map(|found| shown::row(state, &roster, job, found))
+        state.job(job).map(|found| shown::row(state, &roster, viewer, job, found))
     });
     let mut shown = now.await?.unwrap_or_else(|| json!({ "id": job }));
     shown["was_over"] = json!(over);
@@ -169,6 +202,19 @@ async fn forget(State(api): State<Api>, Param(wanted): Param<String>) -> Answer 
     let act = JobForget { job }.into();
     api.write(vec![Ask { act, signed: false }]).await.map_err(|e| unwritten(&api, e))?;
     Ok(item(&api, json!({ "id": job })))
+}
+
+/// Only a job's own party does this to it, whether it is over or not.
+fn check_own(viewer: shown::Viewer, job: &Job, done: &str) -> Result<(), Problem> {
+    if viewer == Some(job.party) {
+        return Ok(());
+    }
+    Err(Problem::forbidden(
+        axum::http::StatusCode::FORBIDDEN,
+        format!("the job {} cannot be {done} here", job.spec.name),
+        "it is another party's",
+        "ask a node of that party",
+    ))
 }
 
 /// The job that a person means: by its id, the beginning of it, or its name; of several with one name the latest that

@@ -20,7 +20,7 @@ use super::super::answer::{Answer, Param, Problem, body, has_state, item, unwrit
 use super::super::data::{check_apart, check_local, check_path, own_apart, unpushed};
 use super::super::guard::OverSocket;
 use super::super::route::{Route, field};
-use super::{find_job, shown};
+use super::{check_own, find_job, shown};
 use crate::data::catalogue::{EACH, Visibility};
 use crate::data::push::{COPIES, Cancel, Wish};
 use crate::handle::{Ask, WriteError};
@@ -139,15 +139,17 @@ async fn send(api: &Api, job: JobId, party: PartyId, spec: JobSpec) -> Answer {
     let roster = api.roster();
     let row = api.look(move |see| {
         let state = see.replica.machine();
-        state.job(job).map(|found| shown::row(state, &roster, job, found))
+        state.job(job).map(|found| shown::row(state, &roster, Some(party), job, found))
     });
     Ok(item(api, row.await?.unwrap_or_else(|| json!({ "id": job }))))
 }
 
 async fn retry(State(api): State<Api>, Param(wanted): Param<String>) -> Answer {
     has_state(&api)?;
+    let viewer = api.roster().party_of(api.whoami.node);
     let found = api.look(move |see| {
         let (id, job) = find_job(see.replica.machine(), &wanted)?;
+        check_own(viewer, job, "submitted again")?;
         Ok::<_, Problem>((id, job.party, (*job.spec).clone(), job.over.is_some()))
     });
     let (old, party, mut spec, over) = found.await??;

@@ -4,7 +4,7 @@
 //! /usr /etc /dev …    as the host has them
 //! /proc               shows the attempt's own processes only
 //! /tmp /var/tmp       its own, on the disk
-//! /dev/shm            its own, in memory
+//! /dev/shm /run       its own, in memory; of the host's /run what programs need to be found and to find names
 //! /work               its directory
 //! /data/train …       what it was given
 //! /mesh               where it meets its node
@@ -28,6 +28,19 @@ use nix::unistd::pivot_root;
 use super::super::launch::{Bind, Network, ROOT, Record, TMP, WORK, own_top};
 
 const NOTHING: Option<&str> = None;
+/// What of the host's `/run` is shown: without it names are not found on some hosts, and on others programs are not.
+/// The rest are locks, sockets and notes of other programs.
+const OF_RUN: [&str; 9] = [
+    "NetworkManager",
+    "booted-system",
+    "connman",
+    "current-system",
+    "nscd",
+    "nvidia-persistenced",
+    "opengl-driver",
+    "resolvconf",
+    "systemd/resolve",
+];
 /// Where the old root is for a moment.
 const OLD: &str = ".old";
 
@@ -56,10 +69,11 @@ pub(super) fn enter(record: &Record) -> Result<(), String> {
         .iter()
         .filter_map(Bind::own_top)
         .chain(own_top(Path::new(WORK)))
-        .chain(["proc", "tmp", OLD])
+        .chain(["proc", "run", "tmp", OLD])
         .collect();
     take_over(root, &own)?;
     proc(root)?;
+    run(root)?;
     let tmp = Path::new(TMP);
     bind(tmp, &directory(&root.join("tmp"))?, plain)?;
     let elsewhere = root.join("var/tmp");
@@ -123,6 +137,27 @@ fn proc(root: &Path) -> Result<(), String> {
     // A container may not mount another one: then the host's.
     let flags = MsFlags::MS_BIND | MsFlags::MS_REC;
     mount(Some("/proc"), &to, NOTHING, flags, NOTHING).map_err(failed("show", Path::new("/proc")))
+}
+
+/// A `/run` of its own, with a place for locks that no other attempt sees.
+fn run(root: &Path) -> Result<(), String> {
+    use std::os::unix::fs::PermissionsExt;
+    let host = Path::new("/run");
+    let to = directory(&root.join("run"))?;
+    let plain = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+    mount(Some("tmpfs"), &to, Some("tmpfs"), plain, Some("mode=755,size=16m"))
+        .map_err(failed("mount", &to))?;
+    for name in OF_RUN {
+        let from = host.join(name);
+        if from.is_dir() {
+            let place = directory(&to.join(name))?;
+            let flags = MsFlags::MS_BIND | MsFlags::MS_REC;
+            mount(Some(&from), &place, NOTHING, flags, NOTHING).map_err(failed("show", &from))?;
+        }
+    }
+    let locks = directory(&to.join("lock"))?;
+    let open = fs::Permissions::from_mode(0o1777);
+    fs::set_permissions(&locks, open).map_err(failed("open", &locks))
 }
 
 /// Shows a directory or a file in another place.

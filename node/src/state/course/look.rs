@@ -1,5 +1,7 @@
 //! Reading what the state says of trainings.
 
+use std::collections::BTreeSet;
+
 use mesh_consensus::id::{JobId, PartyId};
 
 use super::super::State;
@@ -20,6 +22,12 @@ impl State {
     /// What was charged to a party's data, by all trainings ever. `None` if nothing was.
     pub fn budget(&self, party: PartyId, data: &Name) -> Option<&Tally> {
         self.facts.jobs.budgets.get(&(party, data.clone()))
+    }
+
+    /// What was charged, by all trainings ever, to the budgets that a task of this job spends from.
+    pub fn tallies(&self, job: &Job, task: u32) -> Vec<Tally> {
+        let lines = self.facts.lines(&job.spec, &BTreeSet::from([task]));
+        lines.iter().filter_map(|line| self.facts.jobs.budgets.get(line)).cloned().collect()
     }
 }
 

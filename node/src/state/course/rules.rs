@@ -193,7 +193,7 @@ impl Facts {
     }
 
     /// Which budgets a round of these tasks is charged to. A group is called after its party.
-    fn lines(&self, spec: &JobSpec, tasks: &BTreeSet<u32>) -> Vec<(PartyId, Name)> {
+    pub(super) fn lines(&self, spec: &JobSpec, tasks: &BTreeSet<u32>) -> Vec<(PartyId, Name)> {
         let names = data_names(spec);
         let groups = tasks.iter().filter_map(|task| spec.group_of(*task));
         let parties = groups.filter_map(|(group, _)| {

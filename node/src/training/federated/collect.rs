@@ -127,7 +127,9 @@ impl Coordinator<'_> {
 /// What of it can count: of the attempt that counts, and of those whose budget has room for it where that is charged later.
 fn counting(seen: &Seen, heard: &Heard) -> Heard {
     let privacy = seen.asked.privacy.as_ref();
-    let is_charged_later = privacy.is_some_and(|privacy| privacy.at == NoiseAt::Aggregator);
+    // The first model costs nothing.
+    let is_charged_later = seen.course.open.as_ref().is_none_or(|open| open.round > 0)
+        && privacy.is_some_and(|privacy| privacy.at == NoiseAt::Aggregator);
     let everybody: BTreeSet<u32> = (0..).zip(&seen.seats).map(|(number, _)| number).collect();
     let able = if is_charged_later { seen.solvent(everybody) } else { everybody };
     let counts = |arrival: &&Arrival| {

@@ -32,7 +32,9 @@ pub(super) fn next(
 ) -> Option<(Open, usize)> {
     let round = model.map_or(0, |model| model.round.saturating_add(1));
     let needed = if round == 0 { 1 } else { seen.asked.min_parties as usize };
-    let able = seen.solvent(seen.active(there.away));
+    let active = seen.active(there.away);
+    // The first model is made without the data, and costs nothing.
+    let able = if round == 0 { active } else { seen.solvent(active) };
     let able = match able.len() < needed && round > 0 {
         // Those who do not run may come to.
         true => seen.solvent(seen.present()),

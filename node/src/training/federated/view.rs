@@ -1,15 +1,15 @@
 //! What the state says of a job that trains, as far as a coordinator has to know it; and what follows from that alone.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use mesh_consensus::id::{JobId, NodeId, PartyId, VersionId};
 use mesh_consensus::time::Time;
 
 use crate::job::training::{Federated, NoiseAt, Training};
 use crate::state::State;
-use crate::state::course::Course;
+use crate::state::course::{Course, Tally};
 use crate::state::jobs::{Job, Phase, Task};
-use crate::training::privacy::{self, Spend};
+use crate::training::privacy::Spend;
 
 /// A training that goes on.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,6 +31,8 @@ pub(super) struct Seen {
     pub(super) own: BTreeSet<NodeId>,
     /// How many members there are.
     pub(super) members: usize,
+    /// What all trainings ever have charged to the budgets that a task spends from; empty where the job spends none.
+    pub(super) spent: BTreeMap<u32, Vec<Tally>>,
 }
 
 /// A task, as a coordinator sees it.
@@ -104,6 +106,13 @@ impl Seen {
             summers: nodes(&|party: PartyId| summing.contains(&party)),
             own: nodes(&|party: PartyId| party == job.party),
             members: members().count(),
+            spent: match asked.privacy {
+                Some(_) => {
+                    let tasks = 0..u32::try_from(job.tasks.len()).unwrap_or(u32::MAX);
+                    tasks.map(|task| (task, state.tallies(job, task))).collect()
+                }
+                None => BTreeMap::new(),
+            },
         })
     }
 
@@ -122,14 +131,20 @@ impl Seen {
         tasks.map(|(number, _)| number).collect()
     }
 
-    /// Those of them whose budget has room for a round more.
+    /// Those of them whose budget has room for a round more. What other jobs have spent of the same data counts.
     pub(super) fn solvent(&self, mut tasks: BTreeSet<u32>) -> BTreeSet<u32> {
         if let Some(privacy) = &self.asked.privacy {
-            let (epsilon, delta) = (privacy.epsilon.get(), privacy.delta.get());
-            // A quorum is no draw: everybody counts as taking part in every round.
             let noise = privacy.noise.get();
-            let rounds = privacy::rounds_within(epsilon, delta, noise, 1.0, &Spend::none());
-            tasks.retain(|task| self.course.charged.get(task).is_none_or(|used| *used < rounds));
+            // A quorum is no draw: everybody counts as taking part in every round.
+            let next = Spend::rounds(noise, 1.0, 1);
+            let fits = |before: &Spend| {
+                before.plus(&next).epsilon(privacy.delta.get()).0 <= privacy.epsilon.get()
+            };
+            tasks.retain(|task| {
+                let own = self.course.charged.get(task).copied().unwrap_or(0);
+                let tallies = self.spent.get(task).into_iter().flatten();
+                fits(&Spend::rounds(noise, 1.0, own)) && tallies.map(all_of).all(|all| fits(&all))
+            });
         }
         tasks
     }
@@ -165,10 +180,14 @@ impl Seen {
     }
 }
 
+/// What a tally comes to.
+fn all_of(tally: &Tally) -> Spend {
+    let spends = tally.iter().map(|(noise, rounds)| Spend::rounds(f64::from_bits(*noise), 1.0, *rounds));
+    spends.fold(Spend::none(), |all, one| all.plus(&one))
+}
+
 #[cfg(test)]
 pub(super) mod tests {
-    use std::collections::BTreeMap;
-
     use mesh_consensus::id::Hash;
 
     use super::*;
@@ -209,6 +228,7 @@ pub(super) mod tests {
             summers: BTreeSet::from([node(1), node(2)]),
             own: BTreeSet::from([node(1)]),
             members: 3,
+            spent: BTreeMap::new(),
         }
     }
 
@@ -281,6 +301,22 @@ pub(super) mod tests {
         seen.seats[0].ended = true;
         seen.seats[1].ended = true;
         assert!(!seen.is_at_end());
+    }
+
+    #[test]
+    fn what_other_jobs_have_spent_of_the_same_data_is_gone() {
+        let mut seen = private(NoiseAt::Aggregator);
+        let tally = |noise: f64, rounds: u32| Tally::from([(noise.to_bits(), rounds)]);
+        // Three rounds with noise 1 are all that there is; one with much more noise costs little.
+        seen.spent = BTreeMap::from([
+            (0, vec![tally(1.0, 2)]),
+            (1, vec![tally(50.0, 1), tally(1.0, 3)]),
+            (2, vec![tally(50.0, 1)]),
+        ]);
+        assert_eq!(seen.solvent(seen.present()), BTreeSet::from([0, 2]));
+        let both = Tally::from([(1.0_f64.to_bits(), 2), (0.9_f64.to_bits(), 1)]);
+        seen.spent.insert(0, vec![both]);
+        assert_eq!(seen.solvent(seen.present()), BTreeSet::from([2]));
     }
 
     #[test]

@@ -79,6 +79,9 @@ impl Work {
         if follow {
             let begun = Instant::now();
             while !dir.is_dir() && !sender.is_closed() && begun.elapsed() < PATIENCE {
+                if self.has_left(key) {
+                    return;
+                }
                 sleep(LOOK).await;
             }
         }
@@ -106,6 +109,12 @@ impl Work {
                 return;
             }
         }
+    }
+
+    /// Whether an attempt was here and is over: one without a log never ran, and prints nothing more.
+    fn has_left(&self, key: Key) -> bool {
+        // Looked at in this order: it has a directory after it has come, and before it goes.
+        self.dir(key).is_dir() && self.get(key).is_none() && !self.dir(key).join("log").is_dir()
     }
 
     /// Answers another node.
@@ -173,5 +182,29 @@ pub(crate) async fn logs(
             },
             () = sender.closed() => return Ok(()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mesh_consensus::id::JobId;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn an_attempt_that_never_ran_is_not_waited_for() {
+        let temp = tempfile::tempdir().unwrap();
+        let work = Work::new(temp.path());
+        let key = Key { job: JobId([1; 16]), task: 0, fence: 7 };
+        assert!(!work.has_left(key), "it may still come");
+        std::fs::create_dir_all(work.dir(key).join("task")).unwrap();
+        assert!(work.has_left(key));
+        let (sender, mut lines) = mpsc::channel(1);
+        let reads = work.read(key, From::Start, true, &sender);
+        tokio::time::timeout(PATIENCE / 2, reads).await.expect("nothing more can come");
+        drop(sender);
+        assert_eq!(lines.recv().await, None);
+        std::fs::create_dir_all(work.dir(key).join("log")).unwrap();
+        assert!(!work.has_left(key), "what it printed is there");
     }
 }

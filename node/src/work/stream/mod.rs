@@ -10,6 +10,7 @@
 //! |---|---|
 //! | [`frame`] | what goes over such a stream |
 //! | `logs` | what a task printed: a stream with frames of its own |
+//! | `past` | which attempts at a task a node knows |
 //! | `shell` | a further command |
 //! | `files`, [`tree`] | files: the conversation, and how they are read and written beneath one directory |
 //! | `ports` | a connection |
@@ -20,6 +21,7 @@
 mod files;
 pub mod frame;
 mod logs;
+mod past;
 mod ports;
 mod shell;
 pub mod tree;
@@ -46,6 +48,7 @@ use crate::wire::Header;
 
 pub(crate) use logs::logs;
 pub use logs::{From, Kind, Line};
+pub(crate) use past::past;
 pub use ports::PortRef;
 
 /// How long it is waited for an attempt that is about to run.
@@ -93,6 +96,9 @@ pub enum Ask {
         /// Which one.
         port: PortRef,
     },
+    /// Which attempts at the task left anything there; the fence does not count. A `Vec` of [`super::about::About`] comes back. Nodes of
+    /// an earlier version do not answer.
+    Past,
 }
 
 impl Ask {
@@ -100,7 +106,7 @@ impl Ask {
     fn lane(&self) -> Lane {
         match self {
             Ask::Get { .. } | Ask::Put { .. } => Lane::Bulk,
-            Ask::Logs { .. } | Ask::Exec { .. } | Ask::Port { .. } => Lane::Control,
+            Ask::Logs { .. } | Ask::Exec { .. } | Ask::Port { .. } | Ask::Past => Lane::Control,
         }
     }
 
@@ -117,8 +123,10 @@ impl Ask {
 impl Work {
     /// Answers another node.
     pub(crate) async fn serve(&self, key: Key, ask: Ask, stream: Stream) {
-        if let Ask::Logs { from, follow } = ask {
-            return self.serve_logs(key, from, follow, stream).await;
+        match ask {
+            Ask::Logs { from, follow } => return self.serve_logs(key, from, follow, stream).await,
+            Ask::Past => return self.serve_past(key, stream).await,
+            _ => {}
         }
         let (mut to, mut from) = stream.split();
         self.converse(key, ask, &mut from, &mut to).await;
@@ -162,7 +170,7 @@ impl Work {
         let attempt = self.running(key).await?;
         let home = Rooms::of(&self.dir(key)).home;
         match ask {
-            Ask::Logs { .. } => Err("what it printed is told in another way".into()),
+            Ask::Logs { .. } | Ask::Past => Err("this is told in another way".into()),
             Ask::Exec { argv, tty } => shell::run(&attempt, &argv, tty, from, frames).await,
             Ask::Get { path } => files::get(home, path, frames).await,
             Ask::Put { path, name } => files::put(home, path, name, from, frames).await,
