@@ -1,12 +1,12 @@
 //! Training on real nodes: three parties with a node each, whose data stays where it is, and a model that all of them make.
 //!
 //! What counts is what a person sees: what the commands print, their exit codes, `GET /v1/jobs/{id}/course`, and the bytes in the
-//! directories. Nothing is measured here. `MESH_LONG=1` makes the trials more.
+//! directories. Nothing is measured here. `MESH_LONG=1` makes the trials more, and adds a story for which PyTorch has to be there.
 //!
 //! - `plain.rs`: it works, with several strategies, within a budget; and data stays.
 //! - `loss.rs`: nodes that are killed and come back.
 //! - `odd.rs`: parties that do not want to, lie, sleep or are slow; and a training that somebody stops.
-//! - `sdk.rs`: workers in Python with numpy.
+//! - `sdk.rs`: workers in Python with numpy, and with PyTorch.
 //!
 //! Where a story has to know when a worker goes on, that worker is `worker.py`, and waits for files.
 

@@ -1,12 +1,13 @@
-//! Workers in Python, with numpy and the package that every task finds.
+//! Workers in Python, with numpy or PyTorch, and the package that every task finds.
 //!
-//! The example in examples/federated/numpy is run as it is, where it is there.
+//! The examples in examples/federated are run as they are, where they are there. Torch is a gigabyte that few machines have: its
+//! story is told with `MESH_LONG=1`, and wants Debian's python3-torch (and libopenblas0-pthread, which makes it five times as fast).
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use mesh_chaos_tests::hosts::fleet::Plan;
-use mesh_chaos_tests::hosts::ground::{aside, text};
+use mesh_chaos_tests::hosts::ground::{aside, long, text};
 
 use crate::{Field, PARTIES, PYTHON, count, has_python, is_whole, write_images};
 
@@ -14,7 +15,7 @@ const TRAIN: &str = include_str!("train.py");
 const ROUNDS: u64 = 4;
 
 /// A job of the code in a directory, on the parties' data of this name.
-fn job(name: &str, code: &Path, data: &str) -> String {
+fn job(name: &str, code: &Path, data: &str, memory: &str) -> String {
     format!(
         r#"
 name = "{name}"
@@ -29,7 +30,7 @@ images = 200
 train = "each/{data}"
 [resources]
 cpus = 1
-memory = "512MiB"
+memory = "{memory}"
 [federated]
 parties = {PARTIES:?}
 rounds = {ROUNDS}
@@ -40,8 +41,8 @@ min_parties = 3
 }
 
 /// The parties train with this code, and the model learns.
-fn learns(field: &Field, name: &str, code: &Path, data: &str) {
-    let id = field.submit(0, &job(name, code, data));
+fn learns(field: &Field, name: &str, code: &Path, data: &str, memory: &str) {
+    let id = field.submit(0, &job(name, code, data, memory));
     let (_, course) = field.trained(0, &id);
     is_whole(&course, ROUNDS);
     assert!(PARTIES.iter().all(|party| count(&course, party, "taken") >= ROUNDS), "{course}");
@@ -50,10 +51,20 @@ fn learns(field: &Field, name: &str, code: &Path, data: &str) {
     assert!(!field.model(name).is_empty());
 }
 
-/// The example that people begin with.
-fn example() -> Option<PathBuf> {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/federated/numpy");
+/// An example that people begin with.
+fn example(name: &str) -> Option<PathBuf> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/federated").join(name);
     dir.canonicalize().ok().filter(|dir| dir.join("train.py").exists())
+}
+
+/// Every party pushes images as large as MNIST's, for what expects these.
+fn push_large(field: &Field) {
+    for (host, at) in field.hosts.iter().enumerate() {
+        let large = aside(at, "large");
+        write_images(&large, "train", 28, 300, &[]);
+        write_images(&large, "t10k", 28, 60, &[]);
+        field.push(host, &large, "large");
+    }
 }
 
 #[test]
@@ -63,20 +74,29 @@ fn a_worker_with_numpy_trains_through_the_package() {
     }
     let field = Field::willing(Plan::loopback(1));
     for (host, at) in field.hosts.iter().enumerate() {
-        let (small, large) = (aside(at, "small"), aside(at, "large"));
+        let small = aside(at, "small");
         write_images(&small, "train", 8, 300, &[]);
-        // As large as MNIST's, for what expects these.
-        write_images(&large, "train", 28, 300, &[]);
-        write_images(&large, "t10k", 28, 60, &[]);
         field.push(host, &small, "small");
-        field.push(host, &large, "large");
     }
+    push_large(&field);
     let code = field.fresh(0, "code");
     fs::create_dir_all(&code).unwrap();
     fs::write(code.join("train.py"), TRAIN).unwrap();
-    learns(&field, "by-hand", &code, "small");
-    if let Some(example) = example() {
-        learns(&field, "example", &example, "large");
+    learns(&field, "by-hand", &code, "small", "512MiB");
+    if let Some(example) = example("numpy") {
+        learns(&field, "example", &example, "large", "512MiB");
     }
+    field.calm();
+}
+
+#[test]
+fn a_worker_with_torch_trains_through_the_package() {
+    if !long() || !has_python("torch, numpy") {
+        return;
+    }
+    let Some(example) = example("torch") else { return };
+    let field = Field::willing(Plan::loopback(1));
+    push_large(&field);
+    learns(&field, "with-torch", &example, "large", "2GiB");
     field.calm();
 }

@@ -24,8 +24,8 @@ Examples:
   mesh train cnn --data examples/mnist --evaluate cnn.safetensors
 
 MODEL is logistic, mlp or cnn. Data is idx (MNIST, also packed), npy (x.npy, y.npy) or CSV.
-Parameters of the job, or --set here: lr momentum decay batch epochs images seed hidden filters
-width classes holdout scale evaluate slowdown data.";
+Parameters of the job, or --set here: lr fade momentum decay batch epochs images seed hidden
+filters width classes holdout scale evaluate slowdown data.";
 
 /// The exit code of what was stopped.
 const INTERRUPTED: i32 = 130;

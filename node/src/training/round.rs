@@ -110,8 +110,7 @@ pub fn decide(
     let awaited =
         pool.iter().filter(|task| !judged.is_here(task) && active.contains(*task)).count();
     // One that is not waited for fills nobody's place: else the round would close without those who are.
-    let is_dropped = |task: &&u32| course.records.get(*task).is_some_and(straggler::is_dropped);
-    let live: Vec<&u32> = pool.iter().filter(|task| !is_dropped(task)).collect();
+    let live: Vec<&u32> = pool.iter().filter(|task| is_awaited(course, open, task)).collect();
     let wanted = wanted.min(pool.len());
     let is_full = match buffer(spec) {
         Some(buffer) => judged.good.len() >= buffer || answered == pool.len(),
@@ -144,17 +143,22 @@ pub fn is_short(spec: &Federated, course: &Course, active: &BTreeSet<u32>, heard
     judged.good.len() + coming.count() < needed_in(spec, open)
 }
 
-/// How many of the selected ones a round waits for: not for those who were dropped. Whoever opened it knows; whoever takes it
-/// over finds it by this.
+/// How many of the selected ones a round waits for: not for those who were dropped, or would come too late. Whoever opened it
+/// knows; whoever takes it over finds it by this.
 pub fn wanted(spec: &Federated, course: &Course, open: &Open) -> usize {
-    let is_dropped = |task: &&u32| course.records.get(*task).is_some_and(straggler::is_dropped);
-    let live = open.selected.iter().filter(|task| !is_dropped(task)).count();
+    let live = open.selected.iter().filter(|task| is_awaited(course, open, task)).count();
     let wanted = match spec.select {
         _ if open.round == 0 => 1,
         Select::All => live,
         Select::Random { count } | Select::Tiers { count, .. } => live.min(count as usize),
     };
     wanted.max(1)
+}
+
+/// Whether the open round waits for a task.
+fn is_awaited(course: &Course, open: &Open, task: &u32) -> bool {
+    let record = course.records.get(task);
+    record.is_none_or(|record| straggler::is_awaited(record, open.deadline_ms))
 }
 
 /// How many values a model has.

@@ -3,8 +3,8 @@
 //! Pure, over what stands in the state: a coordinator that takes over knows what the one before it knew, and decides the same.
 //!
 //! - *How long*: the median of the participants' times and some spread ([`deadline_ms`]).
-//! - *For whom*: for those who were not missed twice in a row ([`is_dropped`]). Others may still send, and are waited for again
-//!   once they did.
+//! - *For whom*: for those who were not missed the last time ([`is_dropped`]). Others may still send, and are waited for again
+//!   once they did, unless it is known that they take longer than that ([`is_awaited`]).
 //! - *Who*: everybody, some, or some of a tier ([`choose`]): as many as are waited for and three in ten more.
 //! - *What comes late* counts less, not nothing ([`staleness_weight`]).
 
@@ -94,6 +94,14 @@ pub fn staleness_weight(base: u32, round: u32) -> f64 {
 /// round.
 pub fn is_dropped(record: &Record) -> bool {
     record.missed_in_a_row >= MISSES
+}
+
+/// Whether a round that waits for so long waits for it: not for one that was dropped, nor for one that was missed before and is
+/// known to take longer. That one would come too late in any case, and its updates, which do come, would else hold up a
+/// round to its deadline each time that one of them is in. Once it is faster, it is waited for again.
+pub fn is_awaited(record: &Record, deadline_ms: Option<u64>) -> bool {
+    let comes_too_late = deadline_ms.is_some_and(|deadline| whole_ms(&record.times) > deadline);
+    !(is_dropped(record) || (record.missed > 0 && comes_too_late))
 }
 
 /// Who takes part in a round, of those who are there. `draw(n)` gives a number below `n`.

@@ -598,3 +598,20 @@ fn one_that_is_not_waited_for_fills_nobodys_place() {
     let with = heard(vec![arrival(9, 0), arrival(9, 1), arrival(9, 2)]);
     assert_eq!(sum(ask(&spec, &course, 3, &with, 10)).parts.len(), 3);
 }
+
+#[test]
+fn one_that_is_known_to_come_too_late_holds_up_no_round() {
+    let mut course = course(5, 3);
+    let slow = Times { compute_ms: 90_000, ..Times::default() };
+    // It was missed, and then its update came: late, but it did.
+    let record = Record { missed: 1, taken: 1, late: 1, times: slow, ..Record::default() };
+    course.records.insert(2, record.clone());
+    let two = heard(vec![arrival(5, 0), arrival(5, 1)]);
+    assert_eq!(in_it(&sum(ask(&spec(), &course, 3, &two, 400))), [0, 1]);
+    assert_eq!(waits(ask(&spec(), &course, 3, &heard(vec![arrival(5, 0)]), 400)), None);
+    // One that was never missed has its chance until the deadline, and one that has become faster again.
+    course.records.insert(2, Record { missed: 0, ..record.clone() });
+    assert_eq!(waits(ask(&spec(), &course, 3, &two, 400)), Some(60_000));
+    course.records.insert(2, Record { times: Times::default(), ..record });
+    assert_eq!(waits(ask(&spec(), &course, 3, &two, 400)), Some(60_000));
+}
