@@ -27,7 +27,7 @@ use super::refusal::Refusal;
 use super::{Facts, Stop};
 
 /// The highest level that this binary knows.
-pub const LEVEL: u16 = 6;
+pub const LEVEL: u16 = 7;
 
 /// The first release that supports each level, from level 1 on.
 const FIRST_RELEASES: [Version; LEVEL as usize] = [Version::new(0, 1, 0); LEVEL as usize];
@@ -170,8 +170,8 @@ mod tests {
     #[test]
     fn every_level_has_its_kinds_in_order_of_introduction() {
         assert!(KINDS.is_sorted_by_key(|kind| kind.level));
-        let kinds = [1, 2, 3, 4, 5].map(|level| Level::known(level).unwrap().kinds);
-        assert_eq!(kinds, [11, 12, 18, 23, 24]);
+        let kinds = [1, 2, 3, 4, 5, 6].map(|level| Level::known(level).unwrap().kinds);
+        assert_eq!(kinds, [11, 12, 18, 23, 24, 35]);
         assert_eq!(Level::known(LEVEL).map(|level| usize::from(level.kinds)), Some(KINDS.len()));
         assert_eq!(Level::known(0), None);
         assert_eq!(Level::known(LEVEL + 1), None);

@@ -136,6 +136,11 @@ refusals! {
     80 BadCharge "the round is not open, spends no budget, or such tasks are not there";
     81 TooManyBudgets "as many budgets are kept as there may be";
     82 BadVerdict "the training cannot end so";
+
+    // Parameter servers.
+    83 TooEarly "not every member supports such a job yet";
+    84 BadShard "there is no such shard, or these nodes cannot have it";
+    85 StaleShard "the shard has another primary or backup by now";
 }
 
 impl Refusal {

@@ -23,6 +23,7 @@ pub(super) fn row(state: &State, roster: &Roster, id: JobId, job: &Job) -> Value
     };
     let kind = match job.spec.training {
         Some(Training::Federated(_)) => "federated",
+        Some(Training::Server(_)) => "parameter-server",
         None => "batch",
     };
     let tasks: Vec<Value> =
