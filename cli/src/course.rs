@@ -45,14 +45,6 @@ pub(crate) fn share(share: f64) -> String {
     format!("{:.0} %", share * 100.0)
 }
 
-/// `round 3/20`.
-pub(crate) fn round(round: u64, rounds: Option<u64>) -> String {
-    match rounds {
-        Some(rounds) => format!("round {round}/{rounds}"),
-        None => format!("round {round}"),
-    }
-}
-
 /// The rounds that were told, while somebody follows a training.
 #[derive(Debug, Default)]
 pub(crate) struct Told {
@@ -78,7 +70,7 @@ impl Told {
         };
         let mut lines = Vec::with_capacity(new.len());
         for point in &new {
-            let mut parts = vec![round(point.round, course.rounds)];
+            let mut parts = vec![course.at(point.round)];
             parts.extend(metrics(&point.metrics));
             if point.round == 0 {
                 parts.push("the first model stands".to_owned());
@@ -159,11 +151,12 @@ pub(crate) fn facts(course: &Course) -> Vec<(&'static str, String)> {
     });
     let last = course.curve.iter().rev().find(|point| !point.metrics.is_empty());
     let last = last.map(|point| {
-        let of = format!(" (round {})", point.round);
+        let of = format!(" ({} {})", course.unit(), point.round);
         metrics(&point.metrics).join(", ") + &of
     });
+    let label = if course.unit() == "step" { "steps" } else { "rounds" };
     let mut lines = vec![
-        ("rounds", rounds.unwrap_or_default()),
+        (label, rounds.unwrap_or_default()),
         ("metrics", last.unwrap_or_default()),
         ("open", open(course)),
         ("model", model(course)),
@@ -233,7 +226,7 @@ pub(crate) fn summary(course: &Course, command: impl Fn(&str) -> String) -> Vec<
     let mut lines = Vec::new();
     let verdict = course.verdict.as_ref().filter(|verdict| verdict.version.is_some());
     if let Some(verdict) = verdict {
-        let rounds = round(course.round.unwrap_or(0), course.rounds);
+        let rounds = course.at(course.round.unwrap_or(0));
         let spent = match verdict.state.as_str() {
             "spent" => format!("the budget is spent after {rounds}; "),
             _ => String::new(),

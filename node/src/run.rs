@@ -259,6 +259,8 @@ pub async fn run(
     spawn(&tasks, &over, "planner", planner::run(handle.clone()));
     spawn(&tasks, &over, "work", work::agent::run(handle.clone()));
     spawn(&tasks, &over, "training", crate::training::federated::run(handle.clone()));
+    spawn(&tasks, &over, "shards", crate::training::server::follow::run(handle.clone()));
+    spawn(&tasks, &over, "servers", crate::training::server::coordinate::run(handle.clone()));
     let server = api::serve(handle.clone()).await?;
     ready(&handle);
 

@@ -337,6 +337,9 @@ impl Service for Peers {
                 Ok(Header::Piece { job, piece }) => {
                     self.training.serve_piece(from, job, piece, stream).await;
                 }
+                Ok(Header::Push(head)) => self.training.take_push(from, *head, stream).await,
+                Ok(Header::Pull(head)) => self.training.serve_pull(from, *head, stream).await,
+                Ok(Header::Replica(head)) => self.training.take_replica(from, head, stream).await,
                 Err(_) => {}
             }
         })

@@ -1,4 +1,4 @@
-//! Training: rounds of a federated job, from the model that stands to the next one.
+//! Training: rounds of a federated job, from the model that stands to the next one; and the parameter server (`server.rs`).
 //!
 //! ```text
 //!   worker (any language, or the built-in trainer)                      the party's own process or container
@@ -26,6 +26,7 @@
 //! | `service.rs` | [`Training`]: what the rest of the node reaches all this by | acts |
 //! | `pieces.rs` | pieces of models on this node's disk, by their hash; fetched and served | acts |
 //! | `metrics.rs` | what an attempt of any job measures: the last values, and how they went | pure, and a file |
+//! | `server.rs` | the parameter server: shards with backups, workers that pull and push | see there |
 //! | `aggregate.rs`, `federated.rs`, `participant.rs`, `socket.rs` | see above | act |
 //! | `builtin/` | the trainer in this binary: logistic regression, MLP, CNN | a process of its own |
 //!
@@ -43,6 +44,7 @@ pub mod participant;
 pub mod pieces;
 pub mod privacy;
 pub mod round;
+pub mod server;
 pub mod service;
 pub mod shards;
 pub mod socket;

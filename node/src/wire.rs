@@ -19,6 +19,7 @@ use crate::state::course::Piece;
 use crate::state::founding::Founding;
 use crate::state::name::Name;
 use crate::state::party::SignatureBytes;
+use crate::training::server::wire::{PullHead, PushHead, ReplicaHead};
 use crate::training::wire::UpdateHead;
 
 /// What is said first on every connection.
@@ -140,6 +141,12 @@ pub enum Header {
         /// Which one: its bytes come back, bare.
         piece: Piece,
     },
+    /// Gradients, for the primary of a shard. A [`crate::training::server::wire::Pushed`] comes back.
+    Push(Box<PushHead>),
+    /// Values of a shard, from its primary: a [`crate::training::server::wire::Pulled`], and they.
+    Pull(Box<PullHead>),
+    /// A copy of a shard, for its backup, and then what is done to it.
+    Replica(ReplicaHead),
 }
 
 /// What a watcher is sent.

@@ -7,6 +7,13 @@
         …train on mesh.data("train")…
         round.submit(weights, examples=n, metrics={"loss": loss})
 
+With a parameter server, in steps:
+
+    for step in mesh.steps():
+        weights = step.pull()                       # by name; {} where the first model is to be made: step.first(weights)
+        …gradients of batch number step.number…
+        step.push(gradients, metrics={"loss": loss})
+
 The package is there in every task that mesh runs; `mesh submit job.toml` runs one. To try a script without a mesh:
 `MESH_TRY=3 MESH_DATA_TRAIN=… python3 train.py`. It speaks docs/worker-protocol.md, and needs numpy alone.
 """
@@ -27,8 +34,8 @@ from ._tensors import BadTensors, Error, kinds, load, save, write
 
 __version__ = "0.1.0"
 __all__ = [
-    "BadTensors", "Error", "NotThere", "Refused", "Round", "Unreachable",
-    "data", "load", "metrics", "param", "rounds", "save",
+    "BadTensors", "Error", "NotThere", "Refused", "Round", "Step", "Unreachable",
+    "data", "load", "metrics", "param", "rounds", "save", "steps",
 ]  # fmt: skip
 
 MAX_METRICS = 16
@@ -182,6 +189,107 @@ class Round:
         if not self.taken:
             print(f"mesh: round {self.number} was not taken: {self.why}", file=sys.stderr, flush=True)
         return self.taken
+
+
+def steps(first=None):
+    """The steps of this worker with a parameter server, one after the other, for as long as there are any.
+
+    `first` makes the first model: a function that gives a dict of arrays. Without it, one worker is given a step whose `is_first` is
+    true, and calls `step.first(weights)`.
+    """
+    node = _here()
+    if node.joined.get("kind") != "parameter-server":
+        raise Error('this job has no parameter server, so it has no steps\ntry:   kind = "parameter-server" in job.toml')
+    return _steps(node, first)
+
+
+def _steps(node, first):
+    writer = _Writer(node.tensors)
+    while True:
+        asked = time.monotonic()
+        told = node.ask("GET", "/v1/next")
+        state = told.get("state")
+        if state == "first" and first is not None:
+            Step(node, writer, 0, True).first(first())
+        elif state == "first":
+            now = Step(node, writer, 0, True)
+            yield now
+            if now.taken is None:
+                raise Error("the first model was not made: where step.is_first, call step.first(weights)")
+        elif state == "step":
+            now = Step(node, writer, told["step"], False)
+            yield now
+            if now.taken is None:
+                raise Error(f"step {now.number} was not pushed: every step ends with step.push(gradients)")
+        elif state == "done":
+            try:
+                node.ask("POST", "/v1/done", {}, patience=0)
+            except Error:
+                # The node knows it already, and so does the exit code.
+                pass
+            return
+        elif state != "wait":
+            raise Error(f"the node says {state!r}, which this package does not know")
+        elif time.monotonic() - asked < BREATH:
+            time.sleep(BREATH)
+
+
+class Step:
+    """One step with a parameter server: values come, gradients go."""
+
+    def __init__(self, node, writer, number, is_first):
+        #: Which step, or which batch where batches are handed out: from 1 on. It may come once more, and may go back.
+        self.number = number
+        #: Whether the first model is to be made, with `first`.
+        self.is_first = is_first
+        #: Whether what was pushed was taken; None before that.
+        self.taken = None
+        #: If it was not taken: why.
+        self.why = None
+        #: How far the server was when values were pulled last.
+        self.clock = None
+        self._node, self._writer = node, writer
+
+    def __repr__(self):
+        return f"<step {self.number}>"
+
+    def pull(self, tensors=None, ranges=None, copy=False):
+        """The values by now: arrays by name, all of them or those of these tensors; of `ranges` ({name: (from, to)}) some values,
+        flat. They are read-only, unless with `copy`. {} where the first model is to be made."""
+        if self.is_first:
+            return {}
+        body = {}
+        if tensors is not None:
+            body["tensors"] = list(tensors)
+        if ranges:
+            body["ranges"] = {name: [int(begin), int(end)] for name, (begin, end) in ranges.items()}
+        told = self._node.ask("POST", "/v1/pull", body)
+        self.clock = told.get("clock")
+        arrays = load(os.path.join(self._node.tensors, told["model"]))
+        return {name: array.copy() for name, array in arrays.items()} if copy else arrays
+
+    def push(self, gradients, ranges=None, metrics=None):
+        """Hands in gradients: a dict of arrays, of all tensors or of some. Returns once the server and its backup have them.
+
+        Whether they were taken is the answer; too late is not an error, `why` says so."""
+        body = {"step": self.number, "metrics": _numbers(metrics or {})}
+        if ranges:
+            body["ranges"] = {name: [int(begin), int(end)] for name, (begin, end) in ranges.items()}
+        body["update"], size = self._writer.write(self.number, gradients)
+        told = self._node.ask("POST", "/v1/push", body, silence=SILENCE + size / SLOWEST_READER)
+        self.taken, self.why = bool(told.get("taken")), told.get("why")
+        return self.taken
+
+    def first(self, weights):
+        """Hands in the first model: a dict of arrays."""
+        name, size = self._writer.write(0, weights)
+        self._node.ask("POST", "/v1/first", {"model": name}, silence=SILENCE + size / SLOWEST_READER)
+        self.taken = True
+
+    def evaluated(self, examples, metrics):
+        """Says what the values that were pulled are worth, on data that was held back. It goes with the next push."""
+        body = {"step": self.number, "examples": _count("examples", examples, 1), "metrics": _numbers(metrics)}
+        self._node.ask("POST", "/v1/evaluated", body)
 
 
 class _Writer:

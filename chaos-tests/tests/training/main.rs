@@ -7,6 +7,7 @@
 //! - `loss.rs`: nodes that are killed and come back.
 //! - `odd.rs`: parties that do not want to, lie, sleep or are slow; and a training that somebody stops.
 //! - `sdk.rs`: workers in Python with numpy, and with PyTorch.
+//! - `server.rs`: a parameter server, in every mode, and nodes that are killed under it.
 //!
 //! Where a story has to know when a worker goes on, that worker is `worker.py`, and waits for files.
 
@@ -16,6 +17,7 @@ mod loss;
 mod odd;
 mod plain;
 mod sdk;
+mod server;
 
 use std::fs;
 use std::ops::{Deref, DerefMut};

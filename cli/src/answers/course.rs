@@ -24,6 +24,9 @@ pub(crate) struct Course {
     pub(crate) round: Option<u64>,
     /// How many there will be.
     pub(crate) rounds: Option<u64>,
+    /// What they are: `round`, or `step` with a parameter server.
+    #[serde(deserialize_with = "or_default")]
+    pub(crate) unit: String,
     pub(crate) model: Option<Standing>,
     pub(crate) open: Option<Open>,
     #[serde(deserialize_with = "or_default")]
@@ -38,6 +41,20 @@ impl Course {
     /// `mnist-cnn (1a2b3c4d)`.
     pub(crate) fn called(&self) -> String {
         called(&self.id, &self.name)
+    }
+
+    /// What is counted: `round` or `step`.
+    pub(crate) fn unit(&self) -> &str {
+        if self.unit == "step" { "step" } else { "round" }
+    }
+
+    /// `round 3/20`.
+    pub(crate) fn at(&self, round: u64) -> String {
+        let unit = self.unit();
+        match self.rounds {
+            Some(rounds) => format!("{unit} {round}/{rounds}"),
+            None => format!("{unit} {round}"),
+        }
     }
 
     /// The beginning of the job's id.

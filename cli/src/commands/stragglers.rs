@@ -3,7 +3,7 @@
 use super::status::warn_of_age;
 use crate::answers::{Course, Participant};
 use crate::context::{Context, print, print_json};
-use crate::course::{remarks, round, share};
+use crate::course::{remarks, share};
 use crate::report::Outcome;
 use crate::value;
 use crate::view::{Cell, Column, Paint, Table, Tint, clean, is_utf8, span, width};
@@ -73,7 +73,7 @@ fn head(course: &Course) -> String {
         state => format!(" is {state}"),
     };
     let done = match course.round {
-        Some(at) => round(at, course.rounds),
+        Some(at) => course.at(at),
         None => "no model stands yet".to_owned(),
     };
     let by = course.coordinator.as_ref().filter(|_| course.verdict.is_none());

@@ -88,11 +88,12 @@ pub(crate) fn print(settings: &Settings, runs: &[Run], json: bool) {
     let best = best.expect("there are some");
     let loss = |policy| of(runs, Split::Slow, policy, |run| run.loss)[1];
     let n = settings.open.seeds.len();
-    let goals: [(&str, &str, f64, &str, &dyn Fn(Policy) -> f64); 2] = [
-        ("time_to_97_vs_wait_for_all", ">=", 3.0, "ratio", &speed_up),
-        ("slow_classes_accuracy_loss_points", "<=", 1.0, "points", &loss),
+    let figures: [&dyn Fn(Policy) -> f64; 2] = [&speed_up, &loss];
+    let goals = [
+        ("time_to_97_vs_wait_for_all", ">=", 3.0, "ratio"),
+        ("slow_classes_accuracy_loss_points", "<=", 1.0, "points"),
     ];
-    for (name, sign, want, unit, figure) in goals {
+    for ((name, sign, want, unit), figure) in goals.into_iter().zip(figures) {
         let got = figure(best);
         let peers: Vec<(&str, f64)> =
             rivals().map(|policy| (policy.name(), figure(policy))).collect();

@@ -108,7 +108,11 @@ async fn allow(State(api): State<Api>, Param(wanted): Param<String>, bytes: Byte
     share.weight = weight.unwrap_or(share.weight);
     if !WEIGHTS.contains(&share.weight) {
         let cause = format!("{} is not from 1 to {}", share.weight, WEIGHTS.end());
-        return Err(Problem::bad("the weight is not one", cause, "mesh party allow PARTY --weight 2"));
+        return Err(Problem::bad(
+            "the weight is not one",
+            cause,
+            "mesh party allow PARTY --weight 2",
+        ));
     }
     if given.contains_key("cpus") {
         share.quota.cpu_milli = limit(&cpus, 1000.0)?;

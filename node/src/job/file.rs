@@ -18,6 +18,7 @@
 //! | `value.rs`, `gpus.rs`, `secret.rs` | words that stand for something |
 //! | `parts.rs`, `groups.rs` | the sections, one reader each; `run` and `[[task]]` |
 //! | `training.rs`, `strategy.rs` | `kind`, `[federated]` and `[privacy]` |
+//! | `server.rs` | `[server]` |
 //! | `fill.rs` | `{lr}` |
 //! | `settle.rs` | from the file to the spec |
 //!
@@ -42,6 +43,7 @@ mod nesting;
 mod parts;
 mod secret;
 mod section;
+mod server;
 mod settle;
 mod strategy;
 #[cfg(test)]
@@ -58,7 +60,8 @@ use groups::GroupFile;
 use parts::Kept;
 use secret::Secret;
 use section::Section;
-use training::{FederatedFile, Kind};
+use server::ServerFile;
+use training::FederatedFile;
 
 /// The largest file. What comes of it is at most [`super::spec::MAX_SPEC_BYTES`], but comments are free.
 pub const MAX_FILE_BYTES: usize = 1 << 20;
@@ -86,6 +89,7 @@ pub struct JobFile {
     secrets: BTreeMap<String, Spanned<Secret>>,
     params: BTreeMap<Name, String>,
     federated: Option<FederatedFile>,
+    server: Option<ServerFile>,
 }
 
 /// The text, kept to point into. It can hold secrets.
@@ -136,7 +140,11 @@ impl JobFile {
         let kind = training::kind(&top, mistakes);
         let federated =
             training::federated(&top, kind, name.as_ref().map(Spanned::get_ref), mistakes);
-        let work = groups::work(&top, place.each, kind, mistakes);
+        let server = server::server(&top, kind, name.as_ref().map(Spanned::get_ref), mistakes);
+        let mut work = groups::work(&top, place.each, kind, mistakes);
+        if let (Some(server), Some(group)) = (&server, work.groups.first_mut()) {
+            group.count = server.workers;
+        }
         let before = mistakes.count();
         let params = parts::params(part("params", mistakes).as_ref(), mistakes);
         let has_params = mistakes.count() == before;
@@ -149,7 +157,7 @@ impl JobFile {
             after: parts::after(&top, mistakes),
             groups: work.groups,
             is_gang: work.is_gang,
-            data: parts::data(part("data", mistakes).as_ref(), kind != Kind::Plain, mistakes),
+            data: parts::data(part("data", mistakes).as_ref(), kind.is_federated(), mistakes),
             outputs: parts::outputs(part("output", mistakes).as_ref(), mistakes),
             code: work.code,
             checkpoint: parts::checkpoint(part("checkpoint", mistakes).as_ref(), mistakes),
@@ -161,6 +169,7 @@ impl JobFile {
             secrets,
             params,
             federated,
+            server,
             name: name?.into_inner(),
         };
         if has_params {

@@ -7,6 +7,7 @@
 
 use std::fmt::Write;
 
+mod server;
 mod training;
 
 /// A part of the file.
@@ -40,10 +41,8 @@ pub struct Field {
 }
 
 /// Keys that will mean something in a later version, and what.
-pub const RESERVED: [(&str, &str); 2] = [
-    ("server", "`server` comes with parameter servers in a later version of mesh"),
-    ("disconnect", "`disconnect` comes in a later version of mesh"),
-];
+pub const RESERVED: [(&str, &str); 1] =
+    [("disconnect", "`disconnect` comes in a later version of mesh")];
 
 /// Everything that a job.toml can hold.
 pub const TOPICS: &[Topic] = &[
@@ -517,6 +516,10 @@ pub const TOPICS: &[Topic] = &[
     training::DILOCO,
     training::TRIMMED_MEAN,
     training::PRIVACY,
+    server::SERVER,
+    server::SGD,
+    server::ADAGRAD,
+    server::ADAM,
 ];
 
 /// How values are written, beside what TOML says.
@@ -621,7 +624,7 @@ pub struct Template {
 }
 
 /// The files to start from. The first is written where no kind is named.
-pub const TEMPLATES: [Template; 7] = [
+pub const TEMPLATES: [Template; 8] = [
     Template {
         kind: "process",
         says: "a command, as a plain process",
@@ -656,6 +659,11 @@ pub const TEMPLATES: [Template; 7] = [
         kind: "federated",
         says: "one model, trained by several parties, each on its own data",
         text: include_str!("../../../examples/jobs/federated.toml"),
+    },
+    Template {
+        kind: "parameter-server",
+        says: "one model, in shards on several nodes, trained by workers that pull and push",
+        text: include_str!("../../../examples/jobs/parameter-server.toml"),
     },
 ];
 
@@ -701,6 +709,26 @@ mod tests {
                 let heading = topic.heading;
                 let strategy = format!("strategy = \"{chosen}\"\n{heading}\n{example}");
                 format!("{base}kind = \"federated\"\n{rounds}\n{strategy}")
+            }
+            ("server", key) => {
+                let steps = ["workers = 2", "steps = 9"];
+                let steps: Vec<&str> =
+                    steps.into_iter().filter(|line| !line.starts_with(key)).collect();
+                let with = match (key, super::topic(&format!("server.{key}")).is_some()) {
+                    ("delay", _) => "mode = \"bounded\"",
+                    ("batches", _) => "mode = \"async\"",
+                    ("adagrad", _) => "optimiser = \"adagrad\"",
+                    ("adam", _) => "optimiser = \"adam\"",
+                    _ => "",
+                };
+                let steps = steps.join("\n");
+                format!("{base}kind = \"parameter-server\"\n[server]\n{steps}\n{with}\n{example}")
+            }
+            (path, _) if path.starts_with("server.") => {
+                let chosen = path.trim_start_matches("server.");
+                let optimiser = format!("optimiser = \"{chosen}\"\n{}\n{example}", topic.heading);
+                let steps = "[server]\nworkers = 2\nsteps = 9";
+                format!("{base}kind = \"parameter-server\"\n{steps}\n{optimiser}")
             }
             ("privacy", key) => {
                 let epsilon = if key == "epsilon" { "" } else { "epsilon = 1\n" };

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use mesh_consensus::id::{JobId, VersionId};
 use serde::{Deserialize, Serialize};
 
-use super::training::Training;
+use super::training::{Server, Training};
 use crate::state::data::DataRef;
 use crate::state::label::LabelValue;
 use crate::state::name::Name;
@@ -380,8 +380,16 @@ impl JobSpec {
             Source::Each(text) => Some(text),
             Source::Version(_) => None,
         });
-        let Some(Training::Federated(federated)) = &self.training else {
-            return each.next().map(|_| "each party's own data is for jobs that train");
+        let federated = match &self.training {
+            Some(Training::Federated(federated)) => federated,
+            other => {
+                let none = each.next().map(|_| "each party's own data is for federated jobs");
+                let server = match other {
+                    Some(Training::Server(server)) => self.server_flaw(server),
+                    _ => None,
+                };
+                return none.or(server);
+            }
         };
         let is_own = |text: &String| text.parse::<DataRef>().is_ok_and(|data| data.party.is_none());
         let alone = |group: &Group| group.count == 1 && group.party.is_some();
@@ -397,6 +405,19 @@ impl JobSpec {
         ];
         let flaw = flaws.into_iter().find_map(|(is_so, text)| is_so.then_some(text));
         flaw.or_else(|| federated.flaw(self.groups.len()))
+    }
+
+    fn server_flaw(&self, server: &Server) -> Option<&'static str> {
+        let flaws = [
+            (self.groups.len() != 1, "it trains with one kind of worker"),
+            (
+                !self.outputs.is_empty() || self.checkpoint.is_some(),
+                "what a job that trains leaves behind is its model",
+            ),
+            (self.gang || self.place.each, "a job that trains is neither a gang nor for each node"),
+        ];
+        let flaw = flaws.into_iter().find_map(|(is_so, text)| is_so.then_some(text));
+        flaw.or_else(|| server.flaw(self.groups.first().map_or(0, |group| group.count)))
     }
 
     fn paths(&self) -> impl Iterator<Item = &str> {

@@ -1,23 +1,141 @@
-//! What a job that trains a model says about it: `[federated]`, `[privacy]`.
+//! What a job that trains a model says about it: `[federated]`, `[privacy]`, `[server]`.
 //!
 //! A federated job has one group for each participant, called after its party: each has one task, which runs on a
 //! node of that party, on that party's own data. What comes of it stands in [`crate::state::course`].
+//!
+//! A job with a parameter server has one group of workers, all of the submitting party. Where its shards are stands in
+//! [`crate::state::server`].
 
 use mesh_consensus::id::VersionId;
 use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::state::course::MAX_SHARDS;
 use crate::state::name::Name;
 
 /// The most rounds of a job.
 pub const MAX_ROUNDS: u32 = 100_000;
 /// The most parties of a round, and so the most groups of a federated job.
 pub const MAX_PARTICIPANTS: usize = 64;
+/// The most workers of a parameter server.
+pub const MAX_WORKERS: u32 = 256;
+/// The most steps, or batches, of a parameter server.
+pub const MAX_STEPS: u32 = 1_000_000_000;
+/// The largest `delay`.
+pub const MAX_DELAY: u32 = 10_000;
 
 /// How a job trains.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Training {
     /// Each party trains on its own data, and the updates are brought together round by round.
     Federated(Federated),
+    /// Workers pull a model from shards on several nodes, and push gradients to them, step by step.
+    Server(Server),
+}
+
+impl Training {
+    /// How many rounds, or steps, there will be.
+    pub fn rounds(&self) -> u32 {
+        match self {
+            Training::Federated(asked) => asked.rounds,
+            Training::Server(asked) => asked.steps,
+        }
+    }
+}
+
+/// `[server]`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Server {
+    /// How many steps each worker makes; of batches that are handed out, how many there are in all.
+    pub steps: u32,
+    /// Who waits for whom.
+    pub mode: Mode,
+    /// Whether a worker is given the next batch when it is done with one, instead of steps of its own.
+    pub dynamic: bool,
+    /// What the server does with gradients.
+    pub optimiser: Rule,
+    /// Into how many ranges the model is cut, at most.
+    pub shards: u32,
+    /// How gradients travel.
+    pub wire: Wire,
+    /// So many steps lie between two checkpoints.
+    pub checkpoint: u32,
+    /// The model to start from; `None` for what the first worker begins with.
+    pub start: Option<VersionId>,
+    /// What the model is called, as a version of the submitting party.
+    pub model: Name,
+}
+
+/// Who waits for whom.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Mode {
+    /// A step is the mean of all workers' gradients, and the next begins when it is done.
+    Bulk,
+    /// No worker is more than so many steps ahead of the slowest.
+    Bounded {
+        /// How many.
+        delay: u32,
+    },
+    /// Nobody for anybody.
+    Async,
+}
+
+/// What the server does with gradients.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Rule {
+    /// Plain steps, or with momentum.
+    Sgd {
+        /// How far a step goes.
+        rate: Real,
+        /// How much of the last step goes on; 0 for none.
+        momentum: Real,
+    },
+    /// Adagrad.
+    Adagrad {
+        /// How far a step goes.
+        rate: Real,
+        /// What is added to the root.
+        epsilon: Real,
+    },
+    /// Adam.
+    Adam {
+        /// How far a step goes.
+        rate: Real,
+        /// Of the mean of gradients.
+        beta1: Real,
+        /// Of the mean of their squares.
+        beta2: Real,
+        /// What is added to the root.
+        epsilon: Real,
+    },
+}
+
+impl Server {
+    /// What is wrong with it, for whoever wrote it by other means than a job.toml.
+    pub fn flaw(&self, workers: u32) -> Option<&'static str> {
+        let positive = |real: &Real| real.get() > 0.0;
+        let below_one = |real: &Real| (0.0..1.0).contains(&real.get());
+        let rule_is_sound = match &self.optimiser {
+            Rule::Sgd { rate, momentum } => positive(rate) && below_one(momentum),
+            Rule::Adagrad { rate, epsilon } => positive(rate) && positive(epsilon),
+            Rule::Adam { rate, beta1, beta2, epsilon } => {
+                positive(rate) && below_one(beta1) && below_one(beta2) && positive(epsilon)
+            }
+        };
+        let delay = match self.mode {
+            Mode::Bounded { delay } => delay,
+            Mode::Bulk | Mode::Async => 0,
+        };
+        let flaws = [
+            (self.steps == 0 || self.steps > MAX_STEPS, "it has no or too many steps"),
+            (workers == 0 || workers > MAX_WORKERS, "it has no or too many workers"),
+            (self.shards == 0 || self.shards as usize > MAX_SHARDS, "it has no or too many shards"),
+            (self.checkpoint == 0, "there is nothing between two of its checkpoints"),
+            (delay > MAX_DELAY, "its delay is too long"),
+            (self.dynamic && self.mode == Mode::Bulk, "batches that are handed out know no steps"),
+            (!rule_is_sound, "a setting of its optimiser is out of range"),
+        ];
+        flaws.into_iter().find_map(|(is_so, text)| is_so.then_some(text))
+    }
 }
 
 /// `[federated]`.

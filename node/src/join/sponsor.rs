@@ -282,10 +282,9 @@ fn told(error: WriteError) -> JoinReply {
             JoinReply::Refused { code, why: "it was itself removed from the mesh".into() }
         }
         // Also of this one.
-        WriteError::NoAnswer(_)
-        | WriteError::Busy
-        | WriteError::Disk(_)
-        | WriteError::Stopping => JoinReply::NoLeader,
+        WriteError::NoAnswer(_) | WriteError::Busy | WriteError::Disk(_) | WriteError::Stopping => {
+            JoinReply::NoLeader
+        }
         other => refused(&other.to_string()),
     }
 }

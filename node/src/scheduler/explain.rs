@@ -173,7 +173,8 @@ fn is_impossible_for(view: &View, waiting: &Waiting) -> bool {
     };
     let quota = board.accounts.get(&waiting.party).and_then(|account| account.quota);
     let could_run = match &waiting.spec.training {
-        None => choose::could_run(&mut board, &job, &[]),
+        // Workers of a parameter server come and go: one that fits is enough.
+        None | Some(Training::Server(_)) => choose::could_run(&mut board, &job, &[]),
         // With fewer parties than it asks for it gets nowhere; those that do not wait have, or had, a place.
         Some(Training::Federated(federated)) => {
             let placed = (waiting.spec.tasks() as usize).saturating_sub(waiting.tasks.len());

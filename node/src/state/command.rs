@@ -4,7 +4,7 @@
 //! end of the list below. Its struct holds only what has a bound: keys, numbers, hashes, a
 //! [`Name`]. So no command is larger than a few hundred bytes, whoever sends it; but for those that
 //! carry the body of a version, with [`MAX_ACT_BYTES`], a job's spec ([`crate::job::spec::MAX_SPEC_BYTES`]),
-//! a plan ([`super::jobs::MAX_PLACES`]) or a round of a training, which is at most some 30 KiB.
+//! a plan ([`super::jobs::MAX_PLACES`]) or a round or checkpoint of a training, which is at most some 30 KiB.
 //!
 //! ```text
 //! command body = the kind's struct ‖ Option<PartySignature>        (postcard)
@@ -26,6 +26,7 @@ use super::level::{Level, Version};
 use super::name::Name;
 use super::party::{PartySignature, SignatureBytes, Slot, sign_party_act};
 use super::request::{JointAct, RequestId};
+pub use super::server::{ServerKeep, ServerLay, ServerReady, ServerShard};
 
 /// No command that takes effect has a larger body: the largest is a sealed record of the largest size, with
 /// a listing, holders and a signature.
@@ -160,6 +161,14 @@ kinds! {
     33 CourseCharge level 6;
     /// Whoever coordinates a training says how it ended.
     34 CourseEnd level 6;
+    /// Whoever coordinates a parameter server lays out its shards.
+    35 ServerLay level 7;
+    /// Whoever coordinates a parameter server gives a shard another primary or backup.
+    36 ServerShard level 7;
+    /// Whoever coordinates a parameter server says that a shard and its backup have their values.
+    37 ServerReady level 7;
+    /// Whoever coordinates a parameter server keeps a checkpoint.
+    38 ServerKeep level 7;
 }
 
 /// A party makes a ticket. Needs the signature of that party.
@@ -440,7 +449,7 @@ mod tests {
             let signature = sign_party_act(&party(1), &slot, &act);
             let command = act.with(Some(&signature));
             let bound = match act.kind() {
-                18 | 20 | 29 | 30 | 32 => MAX_ACT_BYTES,
+                18 | 20 | 29 | 30 | 32 | 38 => MAX_ACT_BYTES,
                 _ => 512,
             };
             assert!(command.body.len() <= bound, "{}", command.body.len());

@@ -57,6 +57,7 @@ use super::Moment;
 use super::course::{Course, Tally};
 use super::data::Note;
 use super::name::Name;
+use super::server::Laid;
 use crate::job::{Allotment, JobSpec};
 use crate::scheduler::shares::Usage;
 
@@ -227,6 +228,9 @@ pub(super) struct Jobs {
     /// Follows from the rest.
     #[serde(skip)]
     pub(super) derived: Derived,
+    /// Where the shards of parameter servers are, of jobs that are not over. Encoded by itself, from level 7 on.
+    #[serde(skip)]
+    pub(super) servers: BTreeMap<JobId, Laid>,
 }
 
 /// What follows from the jobs, kept so that nothing has to walk through all of them.

@@ -41,6 +41,7 @@ pub mod party;
 pub mod refusal;
 pub mod request;
 pub mod seats;
+pub mod server;
 pub mod share;
 pub mod ticket;
 
@@ -408,6 +409,10 @@ impl State {
             Act::CourseRound(act) => facts.course_round(at, act)?,
             Act::CourseCharge(act) => facts.course_charge(at, &act)?,
             Act::CourseEnd(act) => facts.course_end(at, act)?,
+            Act::ServerLay(act) => facts.server_lay(at, act)?,
+            Act::ServerShard(act) => facts.server_shard(at, &act)?,
+            Act::ServerReady(act) => facts.server_ready(at, &act)?,
+            Act::ServerKeep(act) => facts.server_keep(at, act)?,
         }
         match topic {
             Topic::Names => {}
@@ -453,7 +458,11 @@ impl Topic {
             Act::JobSubmit(_)
             | Act::CourseClaim(_)
             | Act::CourseRound(_)
-            | Act::CourseCharge(_) => Topic::Jobs,
+            | Act::CourseCharge(_)
+            | Act::ServerLay(_)
+            | Act::ServerShard(_)
+            | Act::ServerReady(_)
+            | Act::ServerKeep(_) => Topic::Jobs,
             Act::Assign(act) if act.ends.is_empty() => Topic::Jobs,
             Act::TaskNews(act) if !matches!(act.news, jobs::News::Ended(_)) => Topic::Jobs,
             Act::JobStop(_)
@@ -572,6 +581,9 @@ impl StateMachine for State {
         if self.facts.level.number >= jobs::SINCE {
             bytes = bytes.and_then(|bytes| postcard::to_extend(&self.facts.jobs, bytes));
         }
+        if self.facts.level.number >= server::SINCE {
+            bytes = bytes.and_then(|bytes| postcard::to_extend(&self.facts.jobs.servers, bytes));
+        }
         if self.facts.level.number >= share::SINCE {
             bytes = bytes.and_then(|bytes| postcard::to_extend(&self.facts.shares, bytes));
         }
@@ -614,6 +626,10 @@ impl StateMachine for State {
         if level.number >= jobs::SINCE {
             (facts.jobs, rest) = postcard::take_from_bytes(rest).map_err(|_| undecodable())?;
             facts.jobs.weigh();
+        }
+        if level.number >= server::SINCE {
+            (facts.jobs.servers, rest) =
+                postcard::take_from_bytes(rest).map_err(|_| undecodable())?;
         }
         if level.number >= share::SINCE {
             (facts.shares, rest) = postcard::take_from_bytes(rest).map_err(|_| undecodable())?;

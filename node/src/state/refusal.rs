@@ -137,8 +137,13 @@ refusals! {
     81 TooManyBudgets "as many budgets are kept as there may be";
     82 BadVerdict "the training cannot end so";
 
+    // Parameter servers.
+    83 TooEarly "not every member supports such a job yet";
+    84 BadShard "there is no such shard, or these nodes cannot have it";
+    85 StaleShard "the shard has another primary or backup by now";
+
     // Shares of parties.
-    83 BadShare "a party's weight is from 1 to 1000";
+    86 BadShare "a party's weight is from 1 to 1000";
 }
 
 impl Refusal {

@@ -334,7 +334,7 @@ pub(super) fn any_act(random: &mut fastrand::Rng, now: Time) -> Act {
     let label = name(&format!("n{}", random.u8(0..8)));
     let hash = |random: &mut fastrand::Rng| Hash([random.u8(0..3); 32]);
     let party = party_id(random.u8(1..5));
-    match random.u8(0..35) {
+    match random.u8(0..39) {
         0 => TicketNew {
             ticket: ticket(n),
             party,
@@ -438,7 +438,7 @@ pub(super) fn any_act(random: &mut fastrand::Rng, now: Time) -> Act {
             let request = RequestId::at(random.u64(0..300), random.u32(0..3));
             RequestWithdraw { request }.into()
         }
-        24..=34 => super::jobs::tests::any_job_act(random, party),
+        24..=38 => super::jobs::tests::any_job_act(random, party),
         _ => {
             let mut act = any_found(n, random.u8(1..5), label);
             if random.u8(0..8) == 0 {

@@ -25,6 +25,7 @@ use super::level::LEVEL;
 use super::party::{Party, SignatureBytes, Slot};
 use super::refusal::Refusal;
 use super::request::{JointAct, Request, RequestId};
+use super::server::tests as server_tests;
 use super::testing::{Scene, any_act, first, founding, id, name, node, party, party_id, ticket};
 use super::ticket::sign_consent;
 use super::{Moment, State};
@@ -264,6 +265,9 @@ fn make_likely(act: &mut Act, at: &At, guide: &State, random: &mut fastrand::Rng
         }
         Act::CourseClaim(_) | Act::CourseRound(_) | Act::CourseCharge(_) | Act::CourseEnd(_) => {
             course_tests::make_likely(act, at, guide, random)
+        }
+        Act::ServerLay(_) | Act::ServerShard(_) | Act::ServerReady(_) | Act::ServerKeep(_) => {
+            server_tests::make_likely(act, at, guide, random)
         }
         Act::RequestSign(act) => {
             let open = guide.requests().keys().copied();

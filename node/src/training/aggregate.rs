@@ -140,6 +140,10 @@ impl Training {
             Ask::Keep { job, pieces, from: holders } => {
                 self.on_keep(job, from, &pieces, &holders).await
             }
+            Ask::Server(ask) => {
+                let answer = self.answer_server(from, *ask).await;
+                Answer::Server(Box::new(answer))
+            }
         }
     }
 

@@ -9,6 +9,7 @@
 //! | `data.rs` | examples out of files that nobody vouches for: idx, CSV, npy | files |
 //! | `settings.rs` | what a job's parameters say | pure |
 //! | `client.rs` | the worker's side of the protocol | a socket |
+//! | `steps.rs` | steps with a parameter server | acts |
 //! | `run.rs` | rounds from `join` to `done`; also training alone, and measuring a model | acts |
 //!
 //! Everything is f32 on the CPU. A network is one vector of weights, in the order of its tensors; the gradient and the
@@ -22,3 +23,4 @@ mod product;
 pub mod run;
 pub mod settings;
 pub mod shape;
+mod steps;

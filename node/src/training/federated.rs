@@ -18,10 +18,10 @@
 //! lost its lease is cut off wherever it is.
 
 mod awake;
-mod begin;
+pub(super) mod begin;
 mod claim;
 mod collect;
-mod finish;
+pub(super) mod finish;
 mod model;
 mod plan;
 mod rounds;
@@ -193,7 +193,7 @@ async fn sweep(handle: Handle) {
 }
 
 /// What time it is in the mesh by now, as far as this node can tell: mesh time stands still while nothing is written.
-fn now(handle: &Handle) -> Time {
+pub(super) fn now(handle: &Handle) -> Time {
     let clocks = handle.shown.clock_by_now().unwrap_or_else(clock::now);
     clocks.max(handle.pulse().time)
 }
@@ -208,7 +208,7 @@ async fn take(handle: Handle, job: JobId) -> Ended {
     Ended::Otherwise
 }
 
-async fn claim_or_keep(handle: &Handle, job: JobId) -> Result<(), WriteError> {
+pub(super) async fn claim_or_keep(handle: &Handle, job: JobId) -> Result<(), WriteError> {
     let act = CourseClaim { job, ms: LEASE.as_millis() as u32 }.into();
     handle.write(vec![Ask { act, signed: false }]).await.map(drop)
 }
@@ -238,7 +238,7 @@ async fn coordinate(handle: Handle, job: JobId, epoch: u64) -> Ended {
 }
 
 /// Keeps a lease, for as long as it is this one. Rounds keep it, too: while they are quick there is nothing to do.
-async fn keep(handle: &Handle, job: JobId, epoch: u64) {
+pub(super) async fn keep(handle: &Handle, job: JobId, epoch: u64) {
     // The end of the lease, and when this node first saw that: whatever clocks say, it has not passed for longer.
     let mut known: Option<(Time, Instant)> = None;
     loop {

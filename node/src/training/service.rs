@@ -1,6 +1,6 @@
 //! [`Training`]: a node's part in trainings, as the rest of it sees that.
 //!
-//! It owns the pieces of models that are here and the shards that this node sums. Whoever is asked something looks at the state
+//! It owns the pieces of models that are here, the shards that this node sums, and those of parameter servers that it has. Whoever is asked something looks at the state
 //! first. The one who asks may have seen more of the log than this node has: then a moment is waited for the rest.
 
 use std::path::PathBuf;
@@ -12,6 +12,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::aggregate::Shards;
 use super::pieces::Pieces;
+use super::server::Servers;
 use crate::awareness::hub::Hub;
 use crate::engine::{Orders, Shown};
 use crate::handle::{Whoami, look_at};
@@ -47,6 +48,7 @@ pub struct Inner {
     pub(super) orders: Orders,
     pub(super) hub: Arc<Hub>,
     pub(super) shards: Shards,
+    pub(super) servers: Servers,
     /// Set as soon as it listens.
     net: OnceLock<Net>,
 }
@@ -70,6 +72,7 @@ impl Training {
             orders,
             hub,
             shards: Shards::default(),
+            servers: Servers::default(),
             net: OnceLock::new(),
         }))
     }

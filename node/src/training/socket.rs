@@ -28,10 +28,12 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 use super::metrics::{self, Metrics, Progress, Sample};
-use super::participant::{Next, Participant, Submit, Submitted, UpdateError, model_name};
+use super::participant::{Next, Over, Participant, Submit, Submitted, UpdateError, model_name};
+use super::server::Wanted;
+use super::server::worker::{self as server, ServerError, ServerWorker};
 use crate::handle::Handle;
 use crate::job::JobSpec;
-use crate::job::training::{Adaptive, Real, Strategy, Training};
+use crate::job::training::{Adaptive, Mode, Real, Server, Strategy, Training};
 use crate::state::name::Name;
 use crate::work::Key;
 
@@ -60,7 +62,26 @@ pub(crate) struct Worker {
     about: Value,
     metrics: Arc<Metrics>,
     /// Where the job trains.
-    participant: Option<Arc<Participant>>,
+    part: Option<Part>,
+}
+
+/// The node's side of a worker's training.
+#[derive(Clone)]
+pub(crate) enum Part {
+    /// In rounds.
+    Rounds(Arc<Participant>),
+    /// With a parameter server.
+    Steps(Arc<ServerWorker>),
+}
+
+impl Part {
+    /// Returns once there is nothing more to train.
+    pub(crate) async fn over(&self) -> Over {
+        match self {
+            Part::Rounds(participant) => participant.over().await,
+            Part::Steps(worker) => worker.over().await,
+        }
+    }
 }
 
 /// What a worker is told of its job.
@@ -89,37 +110,59 @@ type Body = Result<Bytes, BytesRejection>;
 
 impl Worker {
     /// What a worker reaches.
-    pub(crate) fn new(
-        about: &About<'_>,
-        metrics: Arc<Metrics>,
-        participant: Option<Arc<Participant>>,
-    ) -> Self {
-        Self { about: about.json(), metrics, participant }
+    pub(crate) fn new(about: &About<'_>, metrics: Arc<Metrics>, part: Option<Part>) -> Self {
+        Self { about: about.json(), metrics, part }
     }
 
     /// The node's side of its training, if its job trains.
-    pub(crate) fn participant(&self) -> Option<&Participant> {
-        self.participant.as_deref()
+    pub(crate) fn part(&self) -> Option<&Part> {
+        self.part.as_ref()
     }
 
     /// Serves the socket, and takes part in the training, for as long as the attempt is here.
     pub(crate) async fn run(self: Arc<Self>, handle: &Handle, listener: UnixListener) {
-        let participant = self.participant.clone();
+        let part = self.part.clone();
         let trains = async {
-            if let Some(participant) = &participant {
-                participant.run(handle).await;
+            match &part {
+                Some(Part::Rounds(participant)) => participant.run(handle).await,
+                Some(Part::Steps(worker)) => worker.run().await,
+                None => {}
             }
         };
         tokio::join!(serve(listener, router(self)), trains);
     }
 
-    fn trains(&self) -> Result<&Arc<Participant>, Refused> {
-        self.participant.as_ref().ok_or_else(|| Refused {
+    fn trains(&self) -> Result<&Part, Refused> {
+        self.part.as_ref().ok_or_else(|| Refused {
             status: StatusCode::CONFLICT,
             message: "this job does not train".into(),
-            cause: "its job.toml has no [federated]".into(),
+            cause: "its job.toml has neither [federated] nor [server]".into(),
             hint: "tell what it measures with POST /v1/metrics",
         })
+    }
+
+    fn rounds(&self) -> Result<&Arc<Participant>, Refused> {
+        match self.trains()? {
+            Part::Rounds(participant) => Ok(participant),
+            Part::Steps(_) => Err(Refused {
+                status: StatusCode::CONFLICT,
+                message: "this job has no rounds".into(),
+                cause: "it has a parameter server: its workers pull and push".into(),
+                hint: "POST /v1/pull, POST /v1/push",
+            }),
+        }
+    }
+
+    fn steps(&self) -> Result<&Arc<ServerWorker>, Refused> {
+        match self.trains()? {
+            Part::Steps(worker) => Ok(worker),
+            Part::Rounds(_) => Err(Refused {
+                status: StatusCode::CONFLICT,
+                message: "this job has no parameter server".into(),
+                cause: "it trains in rounds".into(),
+                hint: "POST /v1/submit",
+            }),
+        }
     }
 
     async fn note(&self, step: u64, numbers: BTreeMap<Name, Real>) {
@@ -168,6 +211,9 @@ fn router(worker: Arc<Worker>) -> Router {
         .route("/v1/progress", post(progress))
         .route("/v1/evaluated", post(evaluated))
         .route("/v1/submit", post(submit))
+        .route("/v1/first", post(first))
+        .route("/v1/pull", post(pull))
+        .route("/v1/push", post(push))
         .route("/v1/metrics", post(told))
         .route("/v1/done", post(done))
         .fallback(unknown)
@@ -206,7 +252,75 @@ async fn next(
     let Query(After { after }) = query.map_err(|error| {
         Refused::bad("the question is not understood", error.body_text(), "GET /v1/next?after=3")
     })?;
-    Ok(Json(told_next(worker.trains()?.next(after).await)))
+    Ok(Json(match worker.trains()? {
+        Part::Rounds(participant) => told_next(participant.next(after).await),
+        Part::Steps(steps) => told_step(steps.next().await),
+    }))
+}
+
+fn told_step(next: server::Next) -> Value {
+    match next {
+        server::Next::First => json!({ "state": "first" }),
+        server::Next::Step(step) => json!({ "state": "step", "step": step }),
+        server::Next::Wait => json!({ "state": "wait" }),
+        server::Next::Done => json!({ "state": "done" }),
+    }
+}
+
+/// Which values are meant.
+#[derive(Deserialize)]
+struct Named {
+    #[serde(default)]
+    tensors: Option<Vec<String>>,
+    #[serde(default)]
+    ranges: BTreeMap<String, (u64, u64)>,
+}
+
+async fn pull(State(worker): State<Arc<Worker>>, body: Body) -> Answer {
+    let Named { tensors, ranges } = parse(body)?;
+    let steps = worker.steps()?.clone();
+    let (model, clock) = steps.pull(Wanted { tensors, ranges }).await?;
+    Ok(Json(json!({ "model": model, "clock": clock })))
+}
+
+#[derive(Deserialize)]
+struct Gradients {
+    step: u32,
+    update: String,
+    #[serde(default)]
+    ranges: BTreeMap<String, (u64, u64)>,
+    #[serde(default)]
+    metrics: BTreeMap<String, f64>,
+}
+
+async fn push(State(worker): State<Arc<Worker>>, body: Body) -> Answer {
+    let Gradients { step, update, ranges, metrics } = parse(body)?;
+    let steps = worker.steps()?.clone();
+    let file = check_file(update)?;
+    let metrics = check_metrics(metrics)?;
+    let wanted = Wanted { tensors: None, ranges };
+    let told = server::Push { step, file, wanted, metrics: metrics.clone() };
+    // On its own: a worker that hangs up in the middle, and asks again, finds it done.
+    let pushed = tokio::spawn(async move { steps.push(told).await });
+    let pushed = pushed.await.unwrap_or(Err(ServerError::Update(UpdateError::Stopping)))?;
+    Ok(Json(match pushed {
+        Ok(()) => {
+            worker.note(step.into(), metrics).await;
+            json!({ "taken": true })
+        }
+        Err(why) => json!({ "taken": false, "why": why }),
+    }))
+}
+
+#[derive(Deserialize)]
+struct FirstModel {
+    model: String,
+}
+
+async fn first(State(worker): State<Arc<Worker>>, body: Body) -> Answer {
+    let FirstModel { model } = parse(body)?;
+    worker.steps()?.first(check_file(model)?).await?;
+    Ok(nothing())
 }
 
 fn told_next(next: Next) -> Value {
@@ -221,13 +335,14 @@ fn told_next(next: Next) -> Value {
 }
 
 #[derive(Deserialize)]
-struct Part {
+struct HowFar {
+    #[serde(alias = "step")]
     round: u32,
     part: f64,
 }
 
 async fn progress(State(worker): State<Arc<Worker>>, body: Body) -> Answer {
-    let Part { round, part } = parse(body)?;
+    let HowFar { round, part } = parse(body)?;
     worker.trains()?;
     let part = Real::new(part).filter(|part| (0.0..=1.0).contains(&part.get()));
     let part = part.ok_or_else(|| {
@@ -240,6 +355,7 @@ async fn progress(State(worker): State<Arc<Worker>>, body: Body) -> Answer {
 
 #[derive(Deserialize)]
 struct Evaluated {
+    #[serde(alias = "step")]
     round: u32,
     examples: u64,
     metrics: BTreeMap<String, f64>,
@@ -247,9 +363,12 @@ struct Evaluated {
 
 async fn evaluated(State(worker): State<Arc<Worker>>, body: Body) -> Answer {
     let Evaluated { round, examples, metrics } = parse(body)?;
-    let participant = worker.trains()?;
+    let part = worker.trains()?;
     let (examples, metrics) = (check_examples(examples)?, check_metrics(metrics)?);
-    participant.evaluated(round, examples, metrics.clone());
+    match part {
+        Part::Rounds(participant) => participant.evaluated(round, examples, metrics.clone()),
+        Part::Steps(steps) => steps.evaluated(metrics.clone()),
+    }
     worker.note(round.into(), metrics).await;
     Ok(nothing())
 }
@@ -265,11 +384,8 @@ struct Handed {
 
 async fn submit(State(worker): State<Arc<Worker>>, body: Body) -> Answer {
     let Handed { round, update, examples, metrics } = parse(body)?;
-    let participant = worker.trains()?.clone();
-    if !is_file_name(&update) {
-        let cause = "it is a bare name in MESH_TENSORS: no `/`, no dot at its beginning".into();
-        return Err(Refused::bad("update does not name a file", cause, SEE));
-    }
+    let participant = worker.rounds()?.clone();
+    let update = check_file(update)?;
     let (examples, metrics) = (check_examples(examples)?, check_metrics(metrics)?);
     let told = Submit { round, file: update, examples, metrics: metrics.clone() };
     // On its own: a worker that hangs up in the middle, and asks again, finds it done.
@@ -337,6 +453,14 @@ fn parse<T: DeserializeOwned>(body: Body) -> Result<T, Refused> {
     })
 }
 
+fn check_file(name: String) -> Result<String, Refused> {
+    if is_file_name(&name) {
+        return Ok(name);
+    }
+    let cause = "it is a bare name in MESH_TENSORS: no `/`, no dot at its beginning".into();
+    Err(Refused::bad("the request does not name a file", cause, SEE))
+}
+
 fn check_examples(examples: u64) -> Result<u64, Refused> {
     if (1..=MAX_EXAMPLES).contains(&examples) {
         return Ok(examples);
@@ -379,6 +503,22 @@ impl From<UpdateError> for Refused {
     }
 }
 
+impl From<ServerError> for Refused {
+    fn from(error: ServerError) -> Self {
+        let message = error.to_string();
+        match error {
+            ServerError::Update(error) => error.into(),
+            ServerError::Wrong(_) => Self::bad(&message, String::new(), SEE),
+            ServerError::Later(_) => Self {
+                status: StatusCode::SERVICE_UNAVAILABLE,
+                message,
+                cause: "a shard is moving to another node, or its node does not answer".into(),
+                hint: "try again in a moment",
+            },
+        }
+    }
+}
+
 impl IntoResponse for Refused {
     fn into_response(self) -> Response {
         let Self { status, message, cause, hint } = self;
@@ -397,6 +537,11 @@ impl About<'_> {
             strategy = strategy_json(&federated.strategy);
             is_private = federated.privacy.is_some();
         }
+        let mut server = Value::Null;
+        if let Some(Training::Server(asked)) = &spec.training {
+            (kind, rounds) = ("parameter-server", Some(asked.steps));
+            server = server_json(asked, spec.groups.first().map_or(0, |group| group.count));
+        }
         json!({
             "protocol": PROTOCOL,
             "job": key.job.to_string(),
@@ -409,8 +554,25 @@ impl About<'_> {
             "params": spec.params,
             "strategy": strategy,
             "private": is_private,
+            "server": server,
         })
     }
+}
+
+fn server_json(asked: &Server, workers: u32) -> Value {
+    let (mode, delay) = match asked.mode {
+        Mode::Bulk => ("bulk", None),
+        Mode::Bounded { delay } => ("bounded", Some(delay)),
+        Mode::Async => ("async", None),
+    };
+    json!({
+        "mode": mode,
+        "delay": delay,
+        "dynamic": asked.dynamic,
+        "workers": workers,
+        "steps": asked.steps,
+        "checkpoint": asked.checkpoint,
+    })
 }
 
 fn strategy_json(strategy: &Strategy) -> Value {

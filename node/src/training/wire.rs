@@ -18,6 +18,7 @@ use crate::job::training::Real;
 use crate::state::course::{Piece, Times};
 use crate::state::data::Note;
 use crate::state::name::Name;
+use crate::training::server::wire::{ServerAnswer, ServerAsk};
 
 /// What stands before the bytes of one shard of an update.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -114,6 +115,8 @@ pub enum Ask {
         /// From whom, for each piece.
         from: Vec<NodeId>,
     },
+    /// About a parameter server.
+    Server(Box<ServerAsk>),
 }
 
 /// An update that goes into a sum.
@@ -147,6 +150,8 @@ pub enum Answer {
     Kept,
     /// Not now, and why.
     No(Note),
+    /// To [`Ask::Server`].
+    Server(Box<ServerAnswer>),
 }
 
 /// An update of which a shard has come.

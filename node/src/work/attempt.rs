@@ -38,7 +38,8 @@ use crate::seal::{SecretSpot, open_secret};
 use crate::state::command::Act;
 use crate::state::jobs::{Exit, News, TaskNews, note};
 use crate::state::refusal::Refusal;
-use crate::training::participant::{Over, Participant, is_over};
+use crate::training::participant::{Over, is_over};
+use crate::training::socket::Part;
 
 /// Between two tries to tell the mesh something.
 const AGAIN: Duration = Duration::from_millis(500);
@@ -135,10 +136,10 @@ async fn whole(
         None => None,
     };
     let worker = meeting.as_ref().map(|(worker, _)| worker.clone());
-    let participant = worker.as_ref().and_then(|worker| worker.participant());
+    let part = worker.as_ref().and_then(|worker| worker.part());
     handle.work.update(mine.key, |here| here.attempt = Some(attempt.clone()));
     let running = tell(handle, mine, News::Running);
-    let watched = watch_over(handle, mine, dir, &attempt, told, participant);
+    let watched = watch_over(handle, mine, dir, &attempt, told, part);
     let served = async {
         if let Some((worker, listener)) = meeting {
             worker.run(handle, listener).await;
@@ -408,7 +409,7 @@ async fn watch_over(
     dir: &Path,
     attempt: &Attempt,
     told: &mut watch::Receiver<Told>,
-    participant: Option<&Participant>,
+    part: Option<&Part>,
 ) -> Result<Exit, Stop> {
     let grace = Duration::from_millis(mine.spec.grace_ms);
     let rooms = Rooms::of(dir);
@@ -421,8 +422,8 @@ async fn watch_over(
     let ended = attempt.wait();
     tokio::pin!(ended);
     let trained = async {
-        if let Some(participant) = participant
-            && participant.over().await == Over::Trained
+        if let Some(part) = part
+            && part.over().await == Over::Trained
         {
             return sleep(LINGER).await;
         }

@@ -14,7 +14,8 @@ use crate::job::training::Training;
 use crate::state::jobs::{Exit, note};
 use crate::training::metrics::Metrics;
 use crate::training::participant::{Over, Participant};
-use crate::training::socket::{About, Worker};
+use crate::training::server::worker::ServerWorker;
+use crate::training::socket::{About, Part, Worker};
 
 /// Makes the place where they meet, and lays out what the task is given of mesh itself. `in_place` if the task sees the host's
 /// paths.
@@ -66,10 +67,16 @@ pub(super) async fn worker(handle: &Handle, mine: &Mine, dir: &Path, desk: &Desk
     let opened = tokio::task::spawn_blocking(move || Metrics::open(&path)).await;
     let metrics = Arc::new(opened.unwrap_or_else(|_| Metrics::open(dir)));
     handle.work.update(mine.key, |here| here.metrics = Some(metrics.clone()));
-    let participant = match (&mine.spec.training, desk.tensors()) {
+    let stage = desk.stage();
+    let part = match (&mine.spec.training, desk.tensors()) {
         (Some(Training::Federated(federated)), Some(tensors)) => {
-            let (federated, stage) = (federated.clone(), desk.stage());
-            Some(Arc::new(Participant::new(mine.key, federated, tensors, stage)))
+            let participant = Participant::new(mine.key, federated.clone(), tensors, stage);
+            Some(Part::Rounds(Arc::new(participant)))
+        }
+        (Some(Training::Server(asked)), Some(tensors)) => {
+            let (handle, asked) = (handle.clone(), asked.clone());
+            let worker = ServerWorker::new(handle, mine.key, asked, tensors, stage);
+            Some(Part::Steps(Arc::new(worker)))
         }
         _ => None,
     };
@@ -81,7 +88,7 @@ pub(super) async fn worker(handle: &Handle, mine: &Mine, dir: &Path, desk: &Desk
         attempt: mine.attempt,
         party: party.map(|name| name.as_str()).unwrap_or_default(),
     };
-    Arc::new(Worker::new(&about, metrics, participant))
+    Arc::new(Worker::new(&about, metrics, part))
 }
 
 /// What the end of a worker means where the job trains. Once there is a verdict, it does not matter how it ended; before

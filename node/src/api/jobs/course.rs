@@ -15,6 +15,7 @@ use crate::job::training::{Federated, Select, Training};
 use crate::state;
 use crate::state::course::{Course, Model, Open, Point, Record, Verdict};
 use crate::state::jobs::{How, Job, Task};
+use crate::state::server::{Shard, Stage};
 use crate::training::straggler::{Standing, shares, standing, tier_of, whole_ms};
 
 pub(super) fn routes() -> Vec<Route> {
@@ -34,7 +35,7 @@ async fn show(State(api): State<Api>, Param(wanted): Param<String>) -> Answer {
         whole(state, &roster, id, job).ok_or_else(|| {
             Problem::refused(
                 format!("{} trains nothing", job.spec.name),
-                "only a job with [federated] in its job.toml has rounds",
+                "only a job with [federated] or [server] in its job.toml trains",
                 format!("mesh job show {}", id.short()),
             )
         })
@@ -49,13 +50,17 @@ pub(super) fn round(job: &Job) -> Option<u32> {
 
 /// How many rounds there will be, if it trains.
 pub(super) fn rounds(job: &Job) -> Option<u32> {
-    job.spec.training.as_ref().map(|Training::Federated(asked)| asked.rounds)
+    job.spec.training.as_ref().map(Training::rounds)
 }
 
 /// All of it; `None` if the job trains nothing.
 pub(super) fn whole(state: &state::State, roster: &Roster, id: JobId, job: &Job) -> Option<Value> {
-    let (Some(Training::Federated(asked)), Some(course)) = (&job.spec.training, &job.course) else {
+    let (Some(training), Some(course)) = (&job.spec.training, &job.course) else {
         return None;
+    };
+    let asked = match training {
+        Training::Federated(asked) => Some(asked),
+        Training::Server(_) => None,
     };
     let look = Look { state, roster, job, asked, course, shares: shares(&course.records) };
     let tasks = job.tasks.iter().enumerate();
@@ -70,14 +75,16 @@ pub(super) fn whole(state: &state::State, roster: &Roster, id: JobId, job: &Job)
         "reason": job.reason(),
         "coordinator": course.lease.map(|lease| look.node(lease.node)),
         "round": round(job),
-        "rounds": asked.rounds,
-        "min_parties": asked.min_parties,
+        "rounds": training.rounds(),
+        "unit": if asked.is_some() { "round" } else { "step" },
+        "min_parties": asked.map(|asked| asked.min_parties),
         "model": course.model.as_ref().map(|model| look.model(model)),
         "open": course.open.as_ref().map(|open| look.open(open)),
         "participants": participants,
         "curve": course.curve.iter().map(point).collect::<Vec<Value>>(),
         "verdict": course.verdict.as_ref().map(|verdict| look.verdict(verdict)),
         "budget": look.budget(),
+        "shards": look.shards(id),
     }))
 }
 
@@ -97,7 +104,8 @@ struct Look<'a> {
     state: &'a state::State,
     roster: &'a Roster,
     job: &'a Job,
-    asked: &'a Federated,
+    /// Of a federated job.
+    asked: Option<&'a Federated>,
     course: &'a Course,
     /// How much each participant contributed.
     shares: BTreeMap<u32, f64>,
@@ -112,9 +120,30 @@ impl Look<'_> {
     /// A participant by its party.
     fn party(&self, task: u32) -> String {
         match self.job.spec.group_of(task) {
-            Some((group, _)) => group.name.to_string(),
+            Some((group, _)) if self.asked.is_some() => group.name.to_string(),
+            Some((group, number)) => format!("{}-{number}", group.name),
             None => format!("task {task}"),
         }
+    }
+
+    /// Where the shards of a parameter server are; null where there is none.
+    fn shards(&self, id: JobId) -> Value {
+        let Some(laid) = self.state.laid(id) else { return Value::Null };
+        let shard = |shard: &Shard| {
+            let stage = match shard.stage {
+                Stage::Fresh => "fresh",
+                Stage::Copying => "copying",
+                Stage::Ready => "ready",
+            };
+            json!({
+                "primary": self.node(shard.primary),
+                "backup": shard.backup.map(|node| self.node(node)),
+                "stage": stage,
+                "epoch": shard.epoch,
+            })
+        };
+        let shards: Vec<Value> = laid.shards.iter().map(shard).collect();
+        json!(shards)
     }
 
     /// A version by its name, as its party calls it; `None` if that is private.
@@ -158,7 +187,8 @@ impl Look<'_> {
 
     /// What may be spent, and for how many rounds somebody was charged; null where nothing is kept private.
     fn budget(&self) -> Value {
-        let Some(privacy) = &self.asked.privacy else { return Value::Null };
+        let privacy = self.asked.and_then(|asked| asked.privacy.as_ref());
+        let Some(privacy) = privacy else { return Value::Null };
         let charged = self.course.charged.values().max().copied().unwrap_or(0);
         json!({
             "epsilon": privacy.epsilon.get(),
@@ -175,9 +205,9 @@ impl Look<'_> {
         let (standing, why) = self.standing(number, task, record);
         let given = task.given().map(|given| given.node);
         let node = given.or_else(|| task.end().and_then(|end| end.node));
-        let tier = match self.asked.select {
-            Select::Tiers { tiers, .. } => tier_of(number, &self.course.records, tiers),
-            Select::All | Select::Random { .. } => None,
+        let tier = match self.asked.map(|asked| &asked.select) {
+            Some(Select::Tiers { tiers, .. }) => tier_of(number, &self.course.records, *tiers),
+            _ => None,
         };
         json!({
             "party": self.party(number),

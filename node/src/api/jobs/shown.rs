@@ -65,6 +65,7 @@ pub(super) fn row(state: &State, roster: &Roster, viewer: Viewer, id: JobId, job
     };
     let kind = match job.spec.training {
         Some(Training::Federated(_)) => "federated",
+        Some(Training::Server(_)) => "parameter-server",
         None => "batch",
     };
     let tasks: Vec<Value> =

@@ -26,7 +26,7 @@ const SECOND: (u64, &str) = (1000, "1s");
 const DAY: (u64, &str) = (24 * 3600 * 1000, "1d");
 const YEAR: (u64, &str) = (365 * 24 * 3600 * 1000, "365d");
 const MAX_ATTEMPTS: u32 = 100;
-/// The default of `[retry] attempts` in a federated job.
+/// The default of `[retry] attempts` in a job that trains.
 const FEDERATED_ATTEMPTS: u32 = 3;
 /// The models that the trainer in this program knows.
 const TRAINERS: [&str; 3] = ["logistic", "mlp", "cnn"];
@@ -229,7 +229,7 @@ pub(super) fn time_limit_ms(section: Option<&Section<'_>>, mistakes: &mut Mistak
 
 pub(super) fn retry(section: Option<&Section<'_>>, kind: Kind, mistakes: &mut Mistakes) -> Retry {
     let mut retry = Retry::default();
-    if kind == Kind::Federated {
+    if matches!(kind, Kind::Federated | Kind::Server) {
         // The others go on meanwhile, and one that comes back goes on with them.
         retry.attempts = FEDERATED_ATTEMPTS;
     }

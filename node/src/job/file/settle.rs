@@ -153,7 +153,10 @@ impl JobFile {
         }
         let groups = self.groups.into_iter().zip(filled.commands);
         let groups = groups.map(|(group, argv)| group.settle(argv, lookup)).collect();
-        let groups = if training.is_some() { for_each(&parties, groups) } else { groups };
+        let groups = match &training {
+            Some(Training::Federated(_)) => for_each(&parties, groups),
+            _ => groups,
+        };
         let spec = JobSpec {
             name: self.name,
             class: self.class,
@@ -291,15 +294,25 @@ impl JobFile {
         lookup: &impl Lookup,
         mistakes: &mut Mistakes,
     ) -> Option<Training> {
-        let federated = self.federated.as_ref()?;
-        let start = federated.start().and_then(|start| match lookup.version(start.get_ref()) {
+        let written = match (&self.federated, &self.server) {
+            (Some(federated), _) => federated.start(),
+            (None, Some(server)) => server.start.as_ref(),
+            (None, None) => return None,
+        };
+        let start = written.and_then(|start| match lookup.version(start.get_ref()) {
             Ok(mount) => mount.version(),
             Err(NotFound { message, fix }) => {
                 mistakes.add(start.span(), message, fix);
                 None
             }
         });
-        Some(Training::Federated(federated.settle(parties, own, start)))
+        match (&self.federated, &self.server) {
+            (Some(federated), _) => {
+                Some(Training::Federated(federated.settle(parties, own, start)))
+            }
+            (None, Some(server)) => Some(Training::Server(server.settle(start))),
+            (None, None) => None,
+        }
     }
 
     fn jobs(&self, lookup: &impl Lookup, mistakes: &mut Mistakes) -> Vec<JobId> {

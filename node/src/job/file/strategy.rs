@@ -113,6 +113,6 @@ pub(super) fn is_positive(number: f64) -> bool {
     number > 0.0
 }
 
-fn is_below_one(number: f64) -> bool {
+pub(super) fn is_below_one(number: f64) -> bool {
     (0.0..1.0).contains(&number)
 }

@@ -85,7 +85,7 @@ fn trains(text: &str) -> String {
 fn federated(text: &str) -> Federated {
     match spec(text).training {
         Some(Training::Federated(federated)) => federated,
-        None => panic!("it does not train: {text}"),
+        _ => panic!("it does not train so: {text}"),
     }
 }
 

@@ -19,8 +19,8 @@ use crate::state::name::Name;
 
 /// The word for it in `kind`.
 const FEDERATED: &str = "federated";
-/// The same for what comes later.
-const SERVER: &str = "parameter-server";
+/// The same.
+pub(super) const SERVER: &str = "parameter-server";
 /// TiFL's number of tiers.
 const DEFAULT_TIERS: u32 = 5;
 /// More are no use, and the log takes no more.
@@ -34,8 +34,17 @@ pub(super) enum Kind {
     /// Nothing: the job does not train.
     Plain,
     Federated,
+    /// With a parameter server: see [`super::server`].
+    Server,
     /// Something that is wrong. Then nothing more is said of what might belong to it.
     Unclear,
+}
+
+impl Kind {
+    /// Whether it is, or may be meant to be.
+    pub(super) fn is_federated(self) -> bool {
+        matches!(self, Kind::Federated | Kind::Unclear)
+    }
 }
 
 /// `[federated]` and `[privacy]` as written.
@@ -81,11 +90,8 @@ pub(super) fn kind(top: &Section<'_>, mistakes: &mut Mistakes) -> Kind {
     }
     let read = |word: &str| match word {
         FEDERATED => Ok(Kind::Federated),
-        SERVER => {
-            let message = format!("`{SERVER}` jobs come in a later version of mesh");
-            Err(Wrong::new(message, "a job of several [[task]]s can bring its own servers"))
-        }
-        _ => Err(unknown(word, "a kind of job", &[FEDERATED])),
+        SERVER => Ok(Kind::Server),
+        _ => Err(unknown(word, "a kind of job", &[FEDERATED, SERVER])),
     };
     top.read("kind", mistakes, read).map_or(Kind::Unclear, Spanned::into_inner)
 }
@@ -99,7 +105,7 @@ pub(super) fn federated(
 ) -> Option<FederatedFile> {
     match kind {
         Kind::Federated => only_parties(top, mistakes),
-        Kind::Plain => {
+        Kind::Plain | Kind::Server => {
             for key in ["federated", "privacy"].into_iter().filter(|key| top.get(key).is_some()) {
                 let message = format!("[{key}] is for jobs of `kind = \"{FEDERATED}\"`");
                 let fix = format!("write `kind = \"{FEDERATED}\"` above the first [section]");
@@ -132,13 +138,7 @@ pub(super) fn federated(
     let wire = section.read("wire", mistakes, wire);
     let (select, select_count, tiers) = select(&section, most, mistakes);
     let start = section.read("start", mistakes, start);
-    let model = section.read("model", mistakes, name);
-    let model = model.or_else(|| Some(Spanned::new(top.at("name"), job?.clone())))?;
-    if matches!(model.get_ref().as_str(), EACH | LATEST) {
-        let message = format!("{} cannot be the name of a model", quoted(model.get_ref().as_str()));
-        let fix = "it has a meaning of its own where data is named: write another `model`";
-        mistakes.add(model.span(), message, fix);
-    }
+    let model = model(top, &section, job, mistakes)?;
     let file = FederatedFile {
         parties: parties?,
         rounds: rounds?.into_inner(),
@@ -153,12 +153,29 @@ pub(super) fn federated(
         tiers,
         privacy,
         start,
-        model: model.into_inner(),
+        model,
     };
     if let Parties::Named(named) = file.parties.get_ref() {
         file.check_counts(named.len(), mistakes);
     }
     Some(file)
+}
+
+/// What the model is called: as the job, unless it says otherwise.
+pub(super) fn model(
+    top: &Section<'_>,
+    section: &Section<'_>,
+    job: Option<&Name>,
+    mistakes: &mut Mistakes,
+) -> Option<Name> {
+    let model = section.read("model", mistakes, name);
+    let model = model.or_else(|| Some(Spanned::new(top.at("name"), job?.clone())))?;
+    if matches!(model.get_ref().as_str(), EACH | LATEST) {
+        let message = format!("{} cannot be the name of a model", quoted(model.get_ref().as_str()));
+        let fix = "it has a meaning of its own where data is named: write another `model`";
+        mistakes.add(model.span(), message, fix);
+    }
+    Some(model.into_inner())
 }
 
 /// Says what cannot stand in a job that has one task for each party.
@@ -247,7 +264,7 @@ fn deadline(word: &str) -> Result<Option<u64>, Wrong> {
     }
 }
 
-fn wire(word: &str) -> Result<Wire, Wrong> {
+pub(super) fn wire(word: &str) -> Result<Wire, Wrong> {
     match word {
         "f32" => Ok(Wire::F32),
         "f16" => Ok(Wire::F16),
@@ -257,7 +274,7 @@ fn wire(word: &str) -> Result<Wire, Wrong> {
     }
 }
 
-fn start(word: &str) -> Result<DataRef, Wrong> {
+pub(super) fn start(word: &str) -> Result<DataRef, Wrong> {
     let wrong = |fix: &str| Wrong::new(format!("{} does not name a model", quoted(word)), fix);
     let model: DataRef = word
         .parse()

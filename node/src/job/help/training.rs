@@ -4,10 +4,11 @@ use super::{Field, Topic};
 
 pub(super) const KIND: Field = Field {
     key: "kind",
-    takes: "\"federated\"",
+    takes: "\"federated\" or \"parameter-server\"",
     default: "a job that does not train",
     says: "Whether the job trains a model: \"federated\" has one task for each party, which trains on that party's own \
-           data; see [federated].",
+           data; see [federated]. \"parameter-server\" has workers that pull a model from several nodes and push \
+           gradients to them; see [server].",
     example: r#"kind = "federated""#,
 };
 
@@ -15,7 +16,7 @@ pub(super) const TRAINER: Field = Field {
     key: "trainer",
     takes: "\"logistic\", \"mlp\" or \"cnn\"",
     default: "the command trains",
-    says: "In place of a command, in a federated job: the trainer that is a part of mesh, and the model that it trains. \
+    says: "In place of a command, in a job that trains: the trainer that is a part of mesh, and the model that it trains. \
            Its settings are in [params]: lr, momentum, batch, epochs, images, hidden, seed.",
     example: r#"trainer = "mlp""#,
 };

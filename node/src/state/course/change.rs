@@ -24,8 +24,7 @@ impl Course {
             for one in counted {
                 self.count(model.round, &one);
             }
-            self.curve.push(Point { round: model.round, at: now, metrics });
-            thin(&mut self.curve);
+            self.point(Point { round: model.round, at: now, metrics });
             self.model = Some(model);
         }
         self.open = open.map(|open| Open { since: now, ..open });
@@ -55,8 +54,14 @@ impl Course {
         }
     }
 
+    /// The curve goes on.
+    pub(in crate::state) fn point(&mut self, point: Point) {
+        self.curve.push(point);
+        thin(&mut self.curve);
+    }
+
     /// Whoever coordinates was heard.
-    fn renew(&mut self, now: Time) {
+    pub(in crate::state) fn renew(&mut self, now: Time) {
         if let Some(lease) = &mut self.lease {
             lease.until = end_of(now, lease.ms);
         }

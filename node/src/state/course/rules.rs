@@ -30,13 +30,17 @@ impl Facts {
         at: &At,
         act: &CourseClaim,
     ) -> Result<(), Refusal> {
-        let Live { job, asked, course } = self.live_course(act.job)?;
+        let (job, course) = self.live_any(act.job)?;
         if job.stopping.is_some() {
             return Err(Refusal::NoCourse);
         }
         // Whoever coordinates sees no update; and the model is the job's own party's to write down.
         let own = self.staying(at.author).is_some_and(|member| member.party == job.party);
-        if !own && !self.may_sum(at.author, asked) {
+        let may_sum = match &job.spec.training {
+            Some(Training::Federated(asked)) => self.may_sum(at.author, asked),
+            _ => false,
+        };
+        if !own && !may_sum {
             return Err(Refusal::NotAggregator);
         }
         if !(1..=MAX_LEASE_MS).contains(&act.ms) {
@@ -94,8 +98,8 @@ impl Facts {
     }
 
     pub(in crate::state) fn course_end(&mut self, at: &At, act: CourseEnd) -> Result<(), Refusal> {
-        let live = self.leased_course(at, act.job, act.epoch)?;
-        self.check_verdict(&live, &act.verdict)?;
+        let (job, course) = self.leased_any(at, act.job, act.epoch)?;
+        self.check_verdict(job, course, &act.verdict)?;
 
         let id = act.job;
         self.change_course(at, id, |course| course.close(at.time, act.verdict));
@@ -103,31 +107,46 @@ impl Facts {
         Ok(())
     }
 
-    /// The course of a job, if it goes on.
-    fn live_course(&self, id: JobId) -> Result<Live<'_>, Refusal> {
+    /// A job and its course, if it trains and that goes on.
+    fn live_any(&self, id: JobId) -> Result<(&Job, &Course), Refusal> {
         let job = self.jobs.all.get(&id).ok_or(Refusal::NoSuchJob)?;
-        match (&job.spec.training, &job.course) {
-            (Some(Training::Federated(asked)), Some(course))
-                if job.over.is_none() && course.verdict.is_none() =>
-            {
-                Ok(Live { job, asked, course })
-            }
+        match &job.course {
+            Some(course) if job.over.is_none() && course.verdict.is_none() => Ok((job, course)),
             _ => Err(Refusal::NoCourse),
         }
     }
 
     /// The same, if the author coordinates it. A lease that ran out counts until another node has it.
-    fn leased_course(&self, at: &At, id: JobId, epoch: u64) -> Result<Live<'_>, Refusal> {
-        let live = self.live_course(id)?;
-        let lease = live.course.lease.filter(|lease| lease.node == at.author);
+    pub(in crate::state) fn leased_any(
+        &self,
+        at: &At,
+        id: JobId,
+        epoch: u64,
+    ) -> Result<(&Job, &Course), Refusal> {
+        let (job, course) = self.live_any(id)?;
+        let lease = course.lease.filter(|lease| lease.node == at.author);
         match lease {
-            Some(lease) if lease.epoch == epoch => Ok(live),
+            Some(lease) if lease.epoch == epoch => Ok((job, course)),
             _ => Err(Refusal::StaleEpoch),
         }
     }
 
+    /// The same of a federated job.
+    fn leased_course(&self, at: &At, id: JobId, epoch: u64) -> Result<Live<'_>, Refusal> {
+        let (job, course) = self.leased_any(at, id, epoch)?;
+        match &job.spec.training {
+            Some(Training::Federated(asked)) => Ok(Live { job, asked, course }),
+            _ => Err(Refusal::NoCourse),
+        }
+    }
+
     /// Changes a course that was found to be there.
-    fn change_course(&mut self, at: &At, id: JobId, change: impl FnOnce(&mut Course)) {
+    pub(in crate::state) fn change_course(
+        &mut self,
+        at: &At,
+        id: JobId,
+        change: impl FnOnce(&mut Course),
+    ) {
         self.jobs.now = Moment::of(at);
         let course = self.jobs.all.get_mut(&id).and_then(|job| job.course.as_mut());
         if let Some(course) = course {
@@ -162,14 +181,17 @@ impl Facts {
     /// Whether a model is that of the open round, is held by enough, and looks like the one before.
     fn comes_next(&self, live: &Live<'_>, model: &Model) -> bool {
         let Course { model: stands, open, .. } = live.course;
-        let members = self.members.values().filter(|member| !member.leaving).count();
         open.as_ref().is_some_and(|open| open.round == model.round)
-            && model.is_sound()
+            && self.is_held(model)
+            && stands.as_ref().is_none_or(|stands| model.is_shaped_like(stands))
+    }
+
+    /// Whether a model is one, and two members hold it, where there are two.
+    fn is_held(&self, model: &Model) -> bool {
+        let members = self.members.values().filter(|member| !member.leaving).count();
+        model.is_sound()
             && model.holders.len() >= members.min(2)
             && model.holders.iter().all(|node| self.staying(*node).is_some())
-            && stands.as_ref().is_none_or(|stands| {
-                stands.layout == model.layout && stands.sizes().eq(model.sizes())
-            })
     }
 
     /// Whether a round follows the model that stands, and is summed by those who may.
@@ -181,15 +203,16 @@ impl Facts {
     }
 
     /// The model that it names is a version of the job's party; all rounds are in it if it is done.
-    fn check_verdict(&self, live: &Live<'_>, verdict: &Verdict) -> Result<(), Refusal> {
-        let round = live.course.model.as_ref().map(|model| model.round);
+    fn check_verdict(&self, job: &Job, course: &Course, verdict: &Verdict) -> Result<(), Refusal> {
+        let round = course.model.as_ref().map(|model| model.round);
+        let rounds = job.spec.training.as_ref().map(Training::rounds);
         let (model, fits) = match verdict {
-            Verdict::Done { model } => (model, round == Some(live.asked.rounds)),
+            Verdict::Done { model } => (model, round.is_some() && round == rounds),
             Verdict::Spent { model } => (model, round.is_some()),
             Verdict::Failed(_) => return Ok(()),
         };
         let version = self.data.versions.get(model).ok_or(Refusal::NoSuchVersion)?;
-        if fits && version.party == live.job.party { Ok(()) } else { Err(Refusal::BadVerdict) }
+        if fits && version.party == job.party { Ok(()) } else { Err(Refusal::BadVerdict) }
     }
 
     /// Which budgets a round of these tasks is charged to. A group is called after its party.

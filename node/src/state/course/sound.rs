@@ -26,10 +26,11 @@ const METRIC_WEIGHT: usize = 16;
 impl Facts {
     /// Whether a job has a course if and only if it trains, and one that can have come about.
     pub(in crate::state) fn is_course_sound(&self, job: &Job) -> bool {
-        let (asked, course) = match (&job.spec.training, &job.course) {
-            (Some(Training::Federated(asked)), Some(course)) => (asked, course),
+        let (rounds, course) = match (&job.spec.training, &job.course) {
+            (Some(training), Some(course)) => (training.rounds(), course),
             (training, course) => return training.is_none() && course.is_none(),
         };
+        let is_federated = matches!(job.spec.training, Some(Training::Federated(_)));
         let Course { lease, model, open, records, curve, verdict, charged } = course;
         let tasks = job.tasks.len();
         let is_task = |number: &u32| (*number as usize) < tasks;
@@ -38,12 +39,13 @@ impl Facts {
             is_member(node) && *epoch > 0 && (1..=MAX_LEASE_MS).contains(ms)
         };
         let stands = |model: &Model| {
-            model.is_sound() && model.round <= asked.rounds && model.holders.iter().all(is_member)
+            model.is_sound() && model.round <= rounds && model.holders.iter().all(is_member)
         };
         let next = model.as_ref().map_or(0, |model| model.round.saturating_add(1));
         let opens = |open: &Open| {
-            open.round == next
-                && open.round <= asked.rounds
+            is_federated
+                && open.round == next
+                && open.round <= rounds
                 && open.is_sound(tasks)
                 && verdict.is_none()
         };
@@ -55,7 +57,7 @@ impl Facts {
         let round = model.as_ref().map(|model| model.round);
         let ends = |verdict: &Verdict| {
             let fits = match verdict {
-                Verdict::Done { .. } => round == Some(asked.rounds),
+                Verdict::Done { .. } => round == Some(rounds),
                 Verdict::Spent { .. } => round.is_some(),
                 Verdict::Failed(_) => true,
             };
@@ -89,7 +91,7 @@ impl Facts {
 
 impl Model {
     /// Whether it has no more parts than a model can have.
-    pub(super) fn is_sound(&self) -> bool {
+    pub(in crate::state) fn is_sound(&self) -> bool {
         let Model { layout, weights, optimiser, holders, .. } = self;
         let pieces = weights.iter().chain(optimiser).chain([layout]);
         let bytes = pieces.fold(0u64, |sum, piece| sum.saturating_add(piece.bytes));
@@ -99,9 +101,11 @@ impl Model {
             && bytes <= MAX_MODEL_BYTES
     }
 
-    /// How large its shards are.
-    pub(super) fn sizes(&self) -> impl Iterator<Item = u64> {
-        self.weights.iter().map(|piece| piece.bytes)
+    /// Whether it has the tensors and the shards of another one.
+    pub(in crate::state) fn is_shaped_like(&self, other: &Model) -> bool {
+        let sizes =
+            |model: &Model| model.weights.iter().map(|piece| piece.bytes).collect::<Vec<_>>();
+        self.layout == other.layout && sizes(self) == sizes(other)
     }
 }
 

@@ -294,6 +294,7 @@ impl<'a> Change<'a> {
             let derived = &mut self.jobs.derived;
             derived.live.remove(&id);
             derived.later.remove(&id);
+            self.jobs.servers.remove(&id);
             derived.over.entry(party).or_default().insert((now.index, id));
             derived.ended.push(id);
             if let Some(bytes) = derived.bytes.get_mut(&party) {

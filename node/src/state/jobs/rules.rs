@@ -8,13 +8,14 @@ use mesh_consensus::machine::At;
 use super::super::course::Course;
 use super::super::name::Name;
 use super::super::refusal::Refusal;
-use super::super::{Facts, Moment};
+use super::super::{Facts, Moment, server};
 use super::change::{Change, MAX_EACH};
 use super::{
     Assign, Given, Job, JobForget, JobStop, JobSubmit, Jobs, Kept, MAX_JOBS_BYTES, MAX_PARTY_BYTES,
     MAX_PLACES, News, Phase, Placed, Stage, Task, TaskDone, TaskKeep, TaskNews, TaskState, Undone,
     Why,
 };
+use crate::job::training::Training;
 
 impl Facts {
     pub(in crate::state) fn job_submit(&mut self, at: &At, act: JobSubmit) -> Result<(), Refusal> {
@@ -25,6 +26,10 @@ impl Facts {
         }
         if spec.flaw().is_some() {
             return Err(Refusal::BadJob);
+        }
+        let is_server = matches!(spec.training, Some(Training::Server(_)));
+        if is_server && self.level.number < server::SINCE {
+            return Err(Refusal::TooEarly);
         }
         if !spec.after.iter().all(|before| self.jobs.all.contains_key(before)) {
             return Err(Refusal::NoSuchJob);
@@ -380,7 +385,12 @@ impl Job {
     /// The same of its course: room for the longest while it lives, and what it takes once it is over.
     pub(super) fn course_weight(&self) -> u64 {
         let course = self.course.as_ref();
-        course.map_or(0, |course| course.weight(self.most_tasks(), self.over.is_some()))
+        let weight =
+            course.map_or(0, |course| course.weight(self.most_tasks(), self.over.is_some()));
+        match &self.spec.training {
+            Some(Training::Server(_)) if self.over.is_none() => weight + server::WEIGHT,
+            _ => weight,
+        }
     }
 
     fn most_tasks(&self) -> usize {

@@ -33,6 +33,7 @@ impl Facts {
             (all.clone().all(|job| job.spec.flaw().is_none() && counts(job)), "a job is not one"),
             (all.clone().flat_map(|job| &job.tasks).all(sound), "a task is where it cannot be"),
             (all.clone().all(|job| self.is_course_sound(job)), "a training is not one"),
+            (self.are_servers_sound(), "a shard is not one"),
             (self.are_budgets_sound(), "a budget is not one, or there are too many"),
             (all.all(|job| job.over.is_none() || is_over(job)), "a job is over that is not"),
             (jobs.weight() <= MAX_JOBS_BYTES, "there are more jobs than there may be"),

@@ -10,6 +10,7 @@ use super::super::course::tests as course_tests;
 use super::super::data::{Body, Lineage, Plain, Readers, VersionNew};
 use super::super::level::LEVEL;
 use super::super::refusal::Refusal;
+use super::super::server::tests as server_tests;
 use super::super::testing::{Scene, id, name, node, party_id};
 use super::*;
 use crate::job::training::{Federated, Select, Strategy, Training, Wire};
@@ -106,9 +107,11 @@ fn waits(scene: &Scene, n: u8, task: usize) -> bool {
 pub(crate) fn any_job_act(random: &mut fastrand::Rng, party: PartyId) -> Act {
     let (n, task, by) = (random.u8(1..4), random.u32(0..3), random.u8(1..9));
     let fence = random.u64(0..300);
-    match random.u8(24..=34) {
+    match random.u8(24..=38) {
         24 => {
-            let mut spec = if random.bool() {
+            let mut spec = if random.u8(0..4) == 0 {
+                server_tests::any_spec(random)
+            } else if random.bool() {
                 course_tests::any_spec(random)
             } else {
                 let mut spec = spec("any", random.u32(1..3));
@@ -151,6 +154,7 @@ pub(crate) fn any_job_act(random: &mut fastrand::Rng, party: PartyId) -> Act {
         }
         29 => TaskDone { job: job(n), task, fence, outputs: Vec::new() }.into(),
         31..=34 => course_tests::any_act(random, job(n)),
+        35..=38 => server_tests::any_act(random, job(n)),
         _ => {
             let (what, new) = (Kept::Checkpoint, version(random.u8(..), "kept", 1));
             TaskKeep { job: job(n), task, fence, what, new }.into()

@@ -58,7 +58,7 @@ pub async fn ask(handle: &Handle, to: NodeId, ask: Ask) -> Result<Answer, AskErr
         return Ok(handle.training.answer(to, ask).await);
     }
     let patience = match &ask {
-        Ask::Arrived { .. } => NEWS_PATIENCE,
+        Ask::Arrived { .. } | Ask::Server(_) => NEWS_PATIENCE,
         Ask::Sum { .. } => SUM_PATIENCE,
         Ask::Keep { pieces, .. } => {
             let bytes = pieces.iter().fold(0, |sum: u64, piece| sum.saturating_add(piece.bytes));

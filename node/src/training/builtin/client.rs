@@ -51,7 +51,23 @@ pub struct Joined {
     /// How many rounds there will be.
     pub rounds: u32,
     /// How updates become a model.
+    #[serde(deserialize_with = "or_default")]
     pub strategy: Strategy,
+    /// With a parameter server: what there is to know of it.
+    #[serde(deserialize_with = "or_default")]
+    pub server: ServerAbout,
+}
+
+/// What a worker of a parameter server has to know.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize)]
+#[serde(default)]
+pub struct ServerAbout {
+    /// Whether batches are handed out.
+    pub dynamic: bool,
+    /// How many workers there are.
+    pub workers: u32,
+    /// Steps between two checkpoints.
+    pub checkpoint: u32,
 }
 
 /// How updates become a model, as far as a worker has to know.
@@ -75,6 +91,13 @@ pub enum Next {
         /// The file with the model to begin with; `None` to make the first one.
         model: Option<String>,
     },
+    /// Make the first model of a parameter server.
+    First,
+    /// Make a step, or a batch, with a parameter server.
+    Step {
+        /// Which.
+        step: u32,
+    },
     /// Ask again.
     Wait,
     /// All is over.
@@ -89,6 +112,12 @@ pub struct Submitted {
     /// If not: why.
     #[serde(default)]
     pub why: Option<String>,
+}
+
+/// Values that came.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+struct Pulled {
+    model: String,
 }
 
 /// Why a node could not be asked.
@@ -189,6 +218,28 @@ impl Client {
         understood("/v1/submit", self.ask("POST", "/v1/submit", &body)?)
     }
 
+    /// Hands over the first model of a parameter server: a file.
+    pub fn first(&mut self, model: &str) -> Result<(), ClientError> {
+        self.tell("/v1/first", &json!({ "model": model }))
+    }
+
+    /// Has all values written into a file: its name.
+    pub fn pull(&mut self) -> Result<String, ClientError> {
+        let told: Pulled = understood("/v1/pull", self.ask("POST", "/v1/pull", &json!({}))?)?;
+        Ok(told.model)
+    }
+
+    /// Hands over gradients: a file.
+    pub fn push(
+        &mut self,
+        step: u32,
+        update: &str,
+        metrics: &BTreeMap<&str, f64>,
+    ) -> Result<Submitted, ClientError> {
+        let body = json!({ "step": step, "update": update, "metrics": metrics });
+        understood("/v1/push", self.ask("POST", "/v1/push", &body)?)
+    }
+
     /// Says that nothing more will come.
     pub fn done(&mut self) -> Result<(), ClientError> {
         self.tell("/v1/done", &json!({}))
@@ -248,6 +299,15 @@ impl Client {
         let stream = self.stream.insert(stream);
         if path == "/v1/join" { Ok(joined) } else { exchange(stream, method, path, body) }
     }
+}
+
+/// What is missing, or null, is empty.
+fn or_default<'de, T, D>(deserializer: D) -> Result<T, D::Error>
+where
+    T: Default + Deserialize<'de>,
+    D: serde::Deserializer<'de>,
+{
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
 fn joining() -> Value {

@@ -222,6 +222,23 @@ impl Net {
         loss / order.len() as f64
     }
 
+    /// The mean loss on the examples that `order` names, and its gradient, without a step.
+    pub fn gradient(&mut self, data: &Examples, order: &[u32]) -> (f64, &[f32]) {
+        assert_eq!(data.width(), self.inputs(), "checked by fits");
+        let most = (MAX_BATCH_VALUES / self.shape.way()).max(1);
+        let order = &order[..order.len().min(most)];
+        self.gradient.fill(0.0);
+        if order.is_empty() {
+            return (0.0, &self.gradient);
+        }
+        self.room.make(&self.shape, order.len(), true);
+        self.room.take(data, order.iter().map(|index| *index as usize));
+        self.room.forward(&self.shape, &self.weights);
+        let loss = self.room.blame(&self.shape) / order.len() as f64;
+        self.room.backward(&self.shape, &self.weights, &mut self.gradient);
+        (loss, &self.gradient)
+    }
+
     /// Accuracy (0 to 1) and mean loss on all of `data`; zeros where there are no examples.
     pub fn evaluate(&self, data: &Examples) -> (f64, f64) {
         assert_eq!(data.width(), self.inputs(), "checked by fits");
@@ -267,17 +284,6 @@ impl Net {
                 *weight -= lr * *velocity;
             }
         }
-    }
-
-    /// The loss on a batch and its gradient, without a step.
-    #[cfg(test)]
-    fn gradient_on(&mut self, data: &Examples) -> (f64, Vec<f32>) {
-        self.room.make(&self.shape, data.len(), true);
-        self.room.take(data, 0..data.len());
-        self.room.forward(&self.shape, &self.weights);
-        let loss = self.room.blame(&self.shape) / data.len() as f64;
-        self.room.backward(&self.shape, &self.weights, &mut self.gradient);
-        (loss, self.gradient.clone())
     }
 }
 

@@ -16,6 +16,7 @@ use super::data::{self, DataError, Examples, Sets};
 use super::net::{FitError, LoadError, Net, Sgd};
 use super::settings::{SettingError, Settings};
 use super::shape::{MAX_VALUES, Shape, ShapeError};
+use super::steps;
 use crate::clock::steady;
 use crate::training::tensors::{self, Kind, Layout, Tensor, TensorError};
 
@@ -23,6 +24,9 @@ use crate::training::tensors::{self, Kind, Layout, Tensor, TensorError};
 const PROGRESS: Duration = Duration::from_millis(500);
 /// So many batches are trained between two looks at the clock.
 const BATCHES: usize = 8;
+
+/// The kind of a job with a parameter server.
+const SERVER: &str = "parameter-server";
 
 /// Where a worker finds things.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -139,6 +143,7 @@ pub fn take_part(
         let (name, kind) = (joined.name.clone(), joined.kind.clone());
         return Err(TrainError::Kind { name, kind });
     }
+    let joined_kind = joined.kind.clone();
     let mu = joined.strategy.mu.unwrap_or(0.0) as f32;
     let sgd = Sgd { mu, ..settings.sgd };
     // Parties with the same data and seed would otherwise walk through it side by side.
@@ -146,11 +151,14 @@ pub fn take_part(
     let slowdown = settings.slowdown.max(data::slowdown(&places.data)?);
     let settings = &Settings { slowdown, ..settings.clone() };
     let Sets { train, held } = read(settings, &places.data)?;
+    if joined_kind == SERVER {
+        return steps::take_part(client, settings, places, &train, &held, tell);
+    }
     let mut net = None;
     let mut after = None;
     loop {
         let (round, model) = match client.next(after)? {
-            Next::Wait => continue,
+            Next::Wait | Next::First | Next::Step { .. } => continue,
             Next::Done => return Ok(client.done()?),
             Next::Round { round, model } => (round, model),
         };
@@ -237,7 +245,7 @@ pub fn write(path: &Path, net: &Net) -> Result<(), TrainError> {
 
 impl Score {
     /// As the node takes it: numbers that have an end.
-    fn metrics(&self) -> BTreeMap<&'static str, f64> {
+    pub(super) fn metrics(&self) -> BTreeMap<&'static str, f64> {
         let all = [("accuracy", self.accuracy), ("loss", self.loss)];
         all.into_iter().filter(|(_, value)| value.is_finite()).collect()
     }
@@ -251,7 +259,7 @@ fn read(settings: &Settings, dir: &Path) -> Result<Sets, DataError> {
 }
 
 /// A network that nobody has trained.
-fn first(settings: &Settings, train: &Examples) -> Result<Net, TrainError> {
+pub(super) fn first(settings: &Settings, train: &Examples) -> Result<Net, TrainError> {
     let shape = settings.shape(train.shape, train.classes)?;
     let net = Net::new(&shape, settings.seed);
     net.fits(train)?;
@@ -259,7 +267,7 @@ fn first(settings: &Settings, train: &Examples) -> Result<Net, TrainError> {
 }
 
 /// A network as a file has it. What the file says goes before the settings: the model is what all parties share.
-fn load(
+pub(super) fn load(
     path: &Path,
     before: Option<Net>,
     train: &Examples,
@@ -292,7 +300,7 @@ fn load(
     Ok(net)
 }
 
-fn score(net: &Net, held: &Examples) -> Option<Score> {
+pub(super) fn score(net: &Net, held: &Examples) -> Option<Score> {
     if held.is_empty() {
         return None;
     }
@@ -301,7 +309,7 @@ fn score(net: &Net, held: &Examples) -> Option<Score> {
 }
 
 /// A node that does not want to hear of a round any longer is no reason to stop: `submit` will tell.
-fn heard(told: Result<(), ClientError>) -> Result<(), TrainError> {
+pub(super) fn heard(told: Result<(), ClientError>) -> Result<(), TrainError> {
     match told {
         Err(ClientError::Refused { .. }) => Ok(()),
         told => Ok(told?),
@@ -309,7 +317,7 @@ fn heard(told: Result<(), ClientError>) -> Result<(), TrainError> {
 }
 
 /// A name without a way in it.
-fn plain(name: &str) -> Result<&str, TrainError> {
+pub(super) fn plain(name: &str) -> Result<&str, TrainError> {
     let is_plain = !(name.is_empty() || name.contains('/') || name == "." || name == "..");
     is_plain.then_some(name).ok_or_else(|| TrainError::Name { name: name.to_owned() })
 }
@@ -344,7 +352,7 @@ fn train_round(
 }
 
 /// How long to do nothing after so much work, so that it takes `slowdown` times as long: 1 or more.
-fn idle(worked: Duration, slowdown: f64) -> Duration {
+pub(super) fn idle(worked: Duration, slowdown: f64) -> Duration {
     Duration::try_from_secs_f64(worked.as_secs_f64() * (slowdown - 1.0)).unwrap_or_default()
 }
 
@@ -396,7 +404,7 @@ impl Orders<'_> {
     }
 }
 
-fn shuffled(order: &mut [u32], seed: u64, number: u64) {
+pub(super) fn shuffled(order: &mut [u32], seed: u64, number: u64) {
     // Neighbouring numbers are spread far apart (the golden ratio), so that shuffles have nothing in common.
     let seed = seed.wrapping_add((number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     fastrand::Rng::with_seed(seed).shuffle(order);

@@ -17,6 +17,7 @@ use super::view::Seen;
 use crate::data::pull::How;
 use crate::data::push::Cancel;
 use crate::data::{Found, chain};
+use crate::handle::Handle;
 use crate::state::course::{CourseRound, Model, Open, Verdict};
 use crate::state::jobs::note;
 use crate::training::shards;
@@ -34,7 +35,7 @@ const SUFFIX: &str = "safetensors";
 
 /// Why no model was read.
 #[derive(Debug, thiserror::Error)]
-enum ReadError {
+pub(in crate::training) enum ReadError {
     #[error("there is no file *.{SUFFIX} in it")]
     None,
     #[error("there is more than one file *.{SUFFIX} in it")]
@@ -52,7 +53,7 @@ impl Coordinator<'_> {
             return self.not_found(seen, start).await;
         };
         let dir = self.handle.dir.path().join("models").join(format!("{}-start", self.job));
-        let read = self.read_start(&found, &dir).await;
+        let read = read_start(self.handle, &found, &dir).await;
         let _ = tokio::fs::remove_dir_all(&dir).await;
         let (layout, values) = match read {
             Ok(Ok(read)) => read,
@@ -140,30 +141,30 @@ impl Coordinator<'_> {
             }
         }
     }
+}
 
-    /// Brings a version here and reads the model in it. The outer error may pass.
-    async fn read_start(
-        &self,
-        found: &Found,
-        dir: &Path,
-    ) -> Result<Result<(Layout, Vec<f32>), ReadError>, String> {
-        let how = How { wait: PATIENCE, ..How::default() };
-        let data = &self.handle.data;
-        if !data.is_here(found).await {
-            data.bring(found, how, |_| {}).await.map_err(|error| chain(&error))?;
-        }
-        // Left by an earlier try.
-        let _ = tokio::fs::remove_dir_all(dir).await;
-        if let Some(parent) = dir.parent() {
-            tokio::fs::create_dir_all(parent).await.map_err(|error| chain(&error))?;
-        }
-        let cancel = Arc::new(AtomicBool::new(false));
-        let _cancel = Cancel(cancel.clone());
-        let laid = data.lay_out(found, dir.to_path_buf(), false, how, cancel, |_| {}).await;
-        laid.map_err(|error| chain(&error))?;
-        let dir = dir.to_path_buf();
-        spawn_blocking(move || read(&dir)).await.map_err(|error| error.to_string())
+/// Brings a version here and reads the model in it. The outer error may pass.
+pub(in crate::training) async fn read_start(
+    handle: &Handle,
+    found: &Found,
+    dir: &Path,
+) -> Result<Result<(Layout, Vec<f32>), ReadError>, String> {
+    let how = How { wait: PATIENCE, ..How::default() };
+    let data = &handle.data;
+    if !data.is_here(found).await {
+        data.bring(found, how, |_| {}).await.map_err(|error| chain(&error))?;
     }
+    // Left by an earlier try.
+    let _ = tokio::fs::remove_dir_all(dir).await;
+    if let Some(parent) = dir.parent() {
+        tokio::fs::create_dir_all(parent).await.map_err(|error| chain(&error))?;
+    }
+    let cancel = Arc::new(AtomicBool::new(false));
+    let _cancel = Cancel(cancel.clone());
+    let laid = data.lay_out(found, dir.to_path_buf(), false, how, cancel, |_| {}).await;
+    laid.map_err(|error| chain(&error))?;
+    let dir = dir.to_path_buf();
+    spawn_blocking(move || read(&dir)).await.map_err(|error| error.to_string())
 }
 
 /// Reads the one model in a directory.

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use mesh_consensus::id::{JobId, NodeId, VersionId};
+use mesh_consensus::id::{JobId, NodeId, PartyId, VersionId};
 use serde_json::json;
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
@@ -25,6 +25,7 @@ use super::view::Seen;
 use crate::clock;
 use crate::data::chain;
 use crate::data::push::{COPIES, Cancel, Progress, Wish};
+use crate::handle::Handle;
 use crate::state::course::{Model, Point, Verdict};
 use crate::state::data::{Lineage, Note};
 use crate::state::name::Name;
@@ -42,7 +43,14 @@ impl Coordinator<'_> {
             return Err(Stop::LetGo);
         }
         let Some(model) = &seen.course.model else { return Err(Stop::Lost) };
-        let made = match self.version(seen, model).await {
+        let making = Making {
+            handle: self.handle,
+            job: self.job,
+            party: seen.party,
+            name: &seen.asked.model,
+            inputs: seen.asked.start.into_iter().chain(seen.code).collect(),
+        };
+        let made = match making.version(model).await {
             Ok(made) => made,
             Err(why) => {
                 tracing::warn!(why, "the model could not be made a version, and is tried again");
@@ -56,18 +64,32 @@ impl Coordinator<'_> {
         };
         self.end(verdict).await
     }
+}
 
+/// The last model of a training on its way to a version.
+pub(in crate::training) struct Making<'a> {
+    pub(in crate::training) handle: &'a Handle,
+    pub(in crate::training) job: JobId,
+    /// Whose it will be.
+    pub(in crate::training) party: PartyId,
+    /// What it will be called.
+    pub(in crate::training) name: &'a Name,
+    /// What it was made from.
+    pub(in crate::training) inputs: Vec<VersionId>,
+}
+
+impl Making<'_> {
     /// The version that the model is, made if it is not there yet.
-    async fn version(&self, seen: &Seen, model: &Model) -> Result<VersionId, String> {
-        if let Some(made) = self.made_before(seen).await? {
+    pub(in crate::training) async fn version(&self, model: &Model) -> Result<VersionId, String> {
+        if let Some(made) = self.made_before().await? {
             return Ok(made);
         }
         let dir = self.handle.dir.path().join("models").join(self.job.to_string());
         // Left by an earlier try.
         let _ = tokio::fs::remove_dir_all(&dir).await;
         let pushed = async {
-            self.lay_out(seen, model, &dir).await?;
-            self.push(seen, &dir).await
+            self.lay_out(model, &dir).await?;
+            self.push(&dir).await
         };
         let pushed = pushed.await;
         let _ = tokio::fs::remove_dir_all(&dir).await;
@@ -75,12 +97,12 @@ impl Coordinator<'_> {
     }
 
     /// A coordinator before this one may have come so far; then only copies may be missing.
-    async fn made_before(&self, seen: &Seen) -> Result<Option<VersionId>, String> {
+    async fn made_before(&self) -> Result<Option<VersionId>, String> {
         let data = &self.handle.data;
         let all = data.catalogue().await.ok_or("this node does not know the mesh yet")?;
         let made = all.into_iter().find(|known| {
-            known.party == seen.party
-                && known.name == seen.asked.model
+            known.party == self.party
+                && known.name == *self.name
                 && known.lineage.job() == Some(self.job)
         });
         let Some(known) = made else { return Ok(None) };
@@ -90,7 +112,7 @@ impl Coordinator<'_> {
     }
 
     /// Writes the files.
-    async fn lay_out(&self, seen: &Seen, model: &Model, dir: &Path) -> Result<(), String> {
+    async fn lay_out(&self, model: &Model, dir: &Path) -> Result<(), String> {
         let job = self.job;
         let look = self
             .handle
@@ -106,18 +128,17 @@ impl Coordinator<'_> {
             let shard = tensors::values_of(&bytes).ok_or("a shard of the model is cut off")?;
             values.extend(shard);
         }
-        let (dir, name) = (dir.to_path_buf(), seen.asked.model.clone());
+        let (dir, name) = (dir.to_path_buf(), self.name.clone());
         let write = move || write(&dir, &layout, &values, &curve, job, &name);
         let written = spawn_blocking(write).await.map_err(|error| error.to_string())?;
         written.map_err(|error| error.to_string())
     }
 
     /// Makes a version of the files, and waits for its copies.
-    async fn push(&self, seen: &Seen, dir: &Path) -> Result<VersionId, String> {
-        let inputs = seen.asked.start.into_iter().chain(seen.code).collect();
+    async fn push(&self, dir: &Path) -> Result<VersionId, String> {
         let wish = Wish {
             path: dir.to_path_buf(),
-            name: seen.asked.model.clone(),
+            name: self.name.clone(),
             visibility: None,
             copies: COPIES,
             in_place: false,
@@ -125,7 +146,7 @@ impl Coordinator<'_> {
             // It lies in the node's own directory itself.
             apart: None,
             no_wait: false,
-            lineage: Lineage::new(inputs, Some(self.job)).unwrap_or_default(),
+            lineage: Lineage::new(self.inputs.clone(), Some(self.job)).unwrap_or_default(),
             note: Note::default(),
         };
         let cancel = Arc::new(AtomicBool::new(false));

@@ -182,7 +182,8 @@ impl Seen {
 
 /// What a tally comes to.
 fn all_of(tally: &Tally) -> Spend {
-    let spends = tally.iter().map(|(noise, rounds)| Spend::rounds(f64::from_bits(*noise), 1.0, *rounds));
+    let spends =
+        tally.iter().map(|(noise, rounds)| Spend::rounds(f64::from_bits(*noise), 1.0, *rounds));
     spends.fold(Spend::none(), |all, one| all.plus(&one))
 }
 

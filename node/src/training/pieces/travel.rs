@@ -82,7 +82,11 @@ pub async fn fetch(
 /// Whether nodes of a party may have pieces of a job: its own, whoever takes part, and whoever sums. A piece has no other
 /// name than its hash, which only the state and the coordinator tell; single updates are no pieces.
 pub(crate) fn may_have_pieces(job: &Job, party: PartyId, name: &Name) -> bool {
-    let Some(Spec::Federated(federated)) = &job.spec.training else { return false };
+    let federated = match &job.spec.training {
+        Some(Spec::Federated(federated)) => federated,
+        Some(Spec::Server(_)) => return job.party == party,
+        None => return false,
+    };
     let takes_part = || job.spec.groups.iter().any(|group| group.party.as_ref() == Some(name));
     job.party == party || federated.aggregators.contains(name) || takes_part()
 }
