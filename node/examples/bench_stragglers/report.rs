@@ -4,6 +4,10 @@ use crate::field::Split;
 use crate::settings::Settings;
 use crate::simulation::{Outcome, POLICIES, Policy};
 
+/// What a job does that says nothing about those who are slow. Both goals are about this one: a policy that is quick because it
+/// leaves the slow out would else be praised for the one, and another for the other.
+const SHIPPED: Policy = Policy::Deadline;
+
 /// The figures of one policy, for one seed.
 #[derive(Debug, Clone)]
 pub(crate) struct Run {
@@ -84,8 +88,6 @@ pub(crate) fn print(settings: &Settings, runs: &[Run], json: bool) {
     }
     let speed_up = |policy| of(runs, Split::Paper, policy, |run| run.speed_up)[1];
     let rivals = || POLICIES.into_iter().filter(|policy| *policy != Policy::All);
-    let best = rivals().max_by(|one, other| speed_up(*one).total_cmp(&speed_up(*other)));
-    let best = best.expect("there are some");
     let loss = |policy| of(runs, Split::Slow, policy, |run| run.loss)[1];
     let n = settings.open.seeds.len();
     let figures: [&dyn Fn(Policy) -> f64; 2] = [&speed_up, &loss];
@@ -94,7 +96,7 @@ pub(crate) fn print(settings: &Settings, runs: &[Run], json: bool) {
         ("slow_classes_accuracy_loss_points", "<=", 1.0, "points"),
     ];
     for ((name, sign, want, unit), figure) in goals.into_iter().zip(figures) {
-        let got = figure(best);
+        let got = figure(SHIPPED);
         let peers: Vec<(&str, f64)> =
             rivals().map(|policy| (policy.name(), figure(policy))).collect();
         if json {
@@ -115,7 +117,7 @@ pub(crate) fn print(settings: &Settings, runs: &[Run], json: bool) {
                 peers.iter().map(|(name, value)| format!("{name} {value:.2}")).collect();
             println!(
                 "{name:<34} {got:>7.2} {unit:<7} {sign} {want:<3} {verdict:<7} ({}; {}; {n} seeds)",
-                best.name(),
+                SHIPPED.name(),
                 peers.join(", ")
             );
         }
