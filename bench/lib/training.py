@@ -1,6 +1,5 @@
 """Parties of one node each that train together, in rounds that take no time to compute: what a round costs by itself."""
 
-import glob
 import json
 import os
 import shutil
@@ -190,8 +189,3 @@ def memory_mb(pids):
 def shared_mb():
     about = os.statvfs(SHARED)
     return (about.f_blocks - about.f_bfree) * about.f_frsize / (1 << 20)
-
-
-def logs(parties):
-    """The nodes' own logs, for whoever looks for the reason of something."""
-    return sorted(glob.glob(os.path.join(parties.dir, "n*", "logs", "*")))
