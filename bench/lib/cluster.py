@@ -232,9 +232,13 @@ class Mesh(Cluster):
             return None
 
     def ask(self, i, path, patience=ANSWER_SECONDS):
+        return self.call(i, "GET", path, None, patience)
+
+    def call(self, i, method, path, body, patience=ANSWER_SECONDS):
         connection = UnixConnection(self.socket(i), patience)
         try:
-            connection.request("GET", path)
+            given = (None, {}) if body is None else (json.dumps(body), {"content-type": "application/json"})
+            connection.request(method, path, *given)
             return json.loads(connection.getresponse().read())
         finally:
             connection.close()

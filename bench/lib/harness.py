@@ -35,6 +35,9 @@ PACKAGES = CLIENT_PACKAGES | {"ip": "iproute2", "unshare": "util-linux"}
 SLURM_PACKAGES = {"slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client", "munged": "munge"}
 LIBTORRENT = "libtorrent==2.1.1"
 RAY = "ray[default]==2.60.0"
+FLOWER = ("flwr==1.41.0", "numpy")
+# Python of the system's own, with PyTorch (which brings gloo) and numpy.
+TORCH_PACKAGES = {"/usr/lib/python3/dist-packages/torch": "python3-torch", "/usr/lib/python3/dist-packages/numpy": "python3-numpy"}
 # What works for us on the other side of Docker's socket, outside of the sandbox. Their children are containers.
 DOCKER_PROGRAMS = ("dockerd", "containerd", "containerd-shim", "fuse-overlayfs")
 # Another program above this share of a core is named in the report.
@@ -156,19 +159,25 @@ def build_own(name):
     return os.path.join(target, "release", f"mesh-bench-{name}")
 
 
-def install_python(name, package, module):
-    """A Python of its own that has a package from PyPI."""
+def install_python(name, packages, module):
+    """A Python of its own that has packages from PyPI."""
+    packages = (packages,) if isinstance(packages, str) else packages
     venv = os.path.join(target_dir(), f"bench-{name}")
     python = os.path.join(venv, "bin", "python")
     asked = [python, "-c", f"import {module}"]
     if not os.path.exists(python) or subprocess.run(asked, stderr=subprocess.DEVNULL).returncode != 0:
-        say(f"installing from PyPI: {package}")
-        commands = [[sys.executable, "-m", "venv", venv], [python, "-m", "pip", "install", "--quiet", package]]
+        say(f"installing from PyPI: {' '.join(packages)}")
+        commands = [[sys.executable, "-m", "venv", venv], [python, "-m", "pip", "install", "--quiet", *packages]]
         for command in commands:
             # What it prints is no part of a report.
             if subprocess.run(command, stdout=sys.stderr).returncode != 0:
                 raise Stop(f"could not install {name}", "see above", " ".join(command))
     return python
+
+
+def install_torch():
+    install_packages(TORCH_PACKAGES)
+    return "/usr/bin/python3"
 
 
 def install_slurm():
@@ -242,10 +251,13 @@ NEEDS = {
     "libtorrent": lambda: install_python("libtorrent", LIBTORRENT, "libtorrent"),
     "slurm": install_slurm,
     "ray": lambda: install_python("ray", RAY, "ray"),
+    "worker": lambda: build_own("worker"),
+    "flower": lambda: install_python("flower", FLOWER, "flwr"),
+    "torch": install_torch,
     "docker": import_image,
 }
 # Without these the rest is measured. Why one is not there is in MESH_BENCH_NAME_LACKS.
-OPTIONAL = ("slurm", "ray", "docker")
+OPTIONAL = ("slurm", "ray", "docker", "flower", "torch")
 LACKS = "_LACKS"
 
 
@@ -341,6 +353,9 @@ class Run:
         self.client_binary = os.environ.get(variable("client"))
         self.peers_binary = os.environ.get(variable("peers"))
         self.libtorrent_python = os.environ.get(variable("libtorrent"))
+        self.worker_binary = os.environ.get(variable("worker"))
+        self.flower_python = os.environ.get(variable("flower"))
+        self.torch_python = os.environ.get(variable("torch"))
         self.ray_python = os.environ.get(variable("ray"))
         self.image = os.environ.get(variable("docker"))
         self.goals = read_goals(script)

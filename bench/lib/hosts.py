@@ -31,6 +31,12 @@ def shape(count, mbit):
         sh(f"tc qdisc replace dev v{i} {how} && tc -n h{i} qdisc replace dev e0 {how}")
 
 
+def unshape(count):
+    """Gives the links of the first hosts back the rate that they had."""
+    for i in range(count):
+        sh(f"tc qdisc del dev v{i} root && tc -n h{i} qdisc del dev e0 root")
+
+
 def link_bytes(i):
     """What went over the shaped link of a host so far, with the headers of every frame: received by it, sent by it."""
     return tuple(shaped_bytes(where) for where in (["dev", f"v{i}"], ["-n", f"h{i}", "dev", "e0"]))
