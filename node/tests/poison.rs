@@ -7,6 +7,8 @@
 //! `cargo test -p mesh-node --test poison -- --ignored --nocapture` prints figures, also for parties that have five digits each,
 //! where no strategy keeps up: honest updates differ there as much as others do from them.
 
+#![expect(clippy::unwrap_used, reason = "the helpers of a test fail it where they stand")]
+
 use std::path::Path;
 use std::thread;
 
