@@ -90,7 +90,8 @@ pub(crate) fn print(settings: &Settings, runs: &[Run], json: bool) {
     let rivals = || POLICIES.into_iter().filter(|policy| *policy != Policy::All);
     let loss = |policy| of(runs, Split::Slow, policy, |run| run.loss)[1];
     let n = settings.open.seeds.len();
-    let goals: [(&str, &str, f64, &str, &dyn Fn(Policy) -> f64); 2] = [
+    type Goal<'a> = (&'a str, &'a str, f64, &'a str, &'a dyn Fn(Policy) -> f64);
+    let goals: [Goal<'_>; 2] = [
         ("time_to_97_vs_wait_for_all", ">=", 3.0, "ratio", &speed_up),
         ("slow_classes_accuracy_loss_points", "<=", 1.0, "points", &loss),
     ];
