@@ -334,7 +334,7 @@ pub(super) fn any_act(random: &mut fastrand::Rng, now: Time) -> Act {
     let label = name(&format!("n{}", random.u8(0..8)));
     let hash = |random: &mut fastrand::Rng| Hash([random.u8(0..3); 32]);
     let party = party_id(random.u8(1..5));
-    match random.u8(0..39) {
+    match random.u8(0..42) {
         0 => TicketNew {
             ticket: ticket(n),
             party,
@@ -434,7 +434,8 @@ pub(super) fn any_act(random: &mut fastrand::Rng, now: Time) -> Act {
             let claim = claims[random.usize(0..claims.len())];
             Hold { id: any_version(random), claim }.into()
         }
-        23 => {
+        // Few of them find a request that is open.
+        23 | 39..=41 => {
             let request = RequestId::at(random.u64(0..300), random.u32(0..3));
             RequestWithdraw { request }.into()
         }
