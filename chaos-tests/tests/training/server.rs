@@ -294,7 +294,7 @@ fn no_acknowledged_push_is_lost_or_applied_twice() {
                 let victim = VICTIMS[random.usize(..VICTIMS.len())];
                 (victim, ways[random.usize(..ways.len())], random.bool())
             }
-            false => short[number],
+            false => short[number % short.len()],
         };
         survives(&mut ground, &Trial { name: format!("trial-{number}"), victim, way, whole });
     }
