@@ -899,6 +899,7 @@ fn every_command_has_examples() {
         "ticket revoke",
         "party",
         "party ls",
+        "party allow",
         "party key",
         "request",
         "request ls",

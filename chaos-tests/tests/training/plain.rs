@@ -161,8 +161,8 @@ fn stops_when_the_budget_is_spent(field: &Field) {
     }
     assert!(field.model("private").iter().all(|value| value.is_finite()));
     // The data is the same, and what was spent of it stays spent: nothing is trained on it any more.
-    let id = field.submit(1, &mlp("again", rounds, &more));
-    let (_, course) = field.trained(1, &id);
+    let id = field.submit(0, &mlp("again", rounds, &more));
+    let (_, course) = field.trained(0, &id);
     assert_eq!(course["verdict"]["state"], "spent", "{course}");
     assert_eq!(last_round(&course), 0, "{course}");
 }

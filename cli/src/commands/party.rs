@@ -33,11 +33,12 @@ there are no new tickets, grants or removals.";
 
 const ALLOW: &str = "\
 Examples:
-  mesh party allow lab --weight 2            twice as much as a party of weight 1, where both want more than there is
+  mesh party allow lab --weight 2            twice as much as a party of weight 1, if both want more
   mesh party allow lab --cpus 64 --gpus 8    never more than that at once
   mesh party allow lab --cpus any            as much as there is, again
 
-What one party has the others lack: with more than one party in the mesh, a majority of them has to agree (mesh request ls).";
+What one party has the others lack: with more than one party in the mesh, a majority of them has
+to agree (mesh request ls).";
 
 /// The longest file that is read for a key.
 const MAX_KEY: u64 = 4096;

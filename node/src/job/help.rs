@@ -662,7 +662,7 @@ pub const TEMPLATES: [Template; 8] = [
     },
     Template {
         kind: "parameter-server",
-        says: "one model, in shards on several nodes, trained by workers that pull and push",
+        says: "one model in shards on several nodes; workers pull and push",
         text: include_str!("../../../examples/jobs/parameter-server.toml"),
     },
 ];

@@ -435,6 +435,10 @@ impl ServerWorker {
         let total = layout.values();
         let seen = self.seen();
         let laid = seen.laid.clone().ok_or_else(|| later("there are no shards yet"))?;
+        if self.is_of_before(&laid, step).await.map_err(ServerError::Later)? {
+            lock(&self.done).at = None;
+            return Ok(Err(format!("the shards went back to step {}", laid.step)));
+        }
         let (count, wire) = (laid.shards.len(), self.asked.wire);
         let packed = tokio::task::spawn_blocking(move || {
             let cuts = keys::cut(total, count, &spans);
@@ -473,6 +477,29 @@ impl ServerWorker {
             Err(Missed::Wrong(why)) => Err(ServerError::Wrong(why)),
             Err(Missed::Later(why)) => Err(ServerError::Later(why)),
         }
+    }
+
+    /// Whether a step was begun before the shards went back to a checkpoint: they would wait for ever for what comes before it. A node
+    /// that was started again since does not know under which layout its worker began, and asks how far the shards have come.
+    async fn is_of_before(&self, laid: &Laid, step: u32) -> Result<bool, String> {
+        let begun = lock(&self.done).at.map(|(of, _)| of);
+        if let Some(of) = begun {
+            return Ok(of != laid.at);
+        }
+        if self.asked.dynamic {
+            // Batches have no order.
+            return Ok(false);
+        }
+        let who = self.who();
+        let asks = self.each(laid, |at| ServerAsk::Stand { at, who, enter: None });
+        let mut next = 1;
+        for answer in try_join_all(asks).await? {
+            let ServerAnswer::Standing(Standing { clock, floor, .. }) = answer else {
+                return Err(format!("{answer:?}"));
+            };
+            next = next.max(clock.max(floor).saturating_add(1));
+        }
+        Ok(step > next)
     }
 
     /// Sends gradients to one shard, again and again, until it has them.
