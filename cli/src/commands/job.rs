@@ -50,7 +50,7 @@ Examples:
   mesh job new                              print the simplest one
   mesh job new gang                         several workers that start together
   mesh job new federated                    several parties train one model, each on its own data
-  mesh job new parameter-server             workers train one model, which lies in shards on several nodes
+  mesh job new parameter-server             a model in shards on several nodes, and its workers
   mesh job new container -o job.toml        write it to a file
 
 Every key is explained by mesh help job.toml.";
